@@ -1,0 +1,152 @@
+"""The stateless call: pass rates and a budget in, rollouts a prompt out."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from coba_core import kernels
+from coba_core.groups import is_tensor
+from coba_core.kernels.numpy_backend import Floats, Form, Gains, Ints
+from coba_core.schedules import CapabilitySchedule
+from coba_core.values import AnyValue, CapabilityValue, CustomValue, GainTable, Value
+
+
+class BudgetError(ValueError):
+    """The total budget lies outside [prompts × low, prompts × high]."""
+
+
+_PUBLISHED = CapabilitySchedule()
+
+
+@overload
+def allocate(
+    pass_rates: npt.NDArray[Any],
+    total_budget: int,
+    *,
+    low: int = 2,
+    high: int = 128,
+    value: AnyValue | None = None,
+    solver: str = "auto",
+    backend: str = "auto",
+    threads: int = 1,
+) -> Ints: ...
+@overload
+def allocate(
+    pass_rates: Any,
+    total_budget: int,
+    *,
+    low: int = 2,
+    high: int = 128,
+    value: AnyValue | None = None,
+    solver: str = "auto",
+    backend: str = "auto",
+    threads: int = 1,
+) -> Any: ...
+def allocate(
+    pass_rates: Any,
+    total_budget: int,
+    *,
+    low: int = 2,
+    high: int = 128,
+    value: AnyValue | None = None,
+    solver: str = "auto",
+    backend: str = "auto",
+    threads: int = 1,
+) -> Any:
+    """max Σ V(Bᵢ, pᵢ) with ΣBᵢ = total_budget, low <= Bᵢ <= high: how many rollouts each prompt gets.
+
+    pass_rates: [M], in [0, 1]; any array, sequence or torch tensor. total_budget: rollouts in all. low, high: bounds a
+    prompt. value: any of :mod:`coba_core.values`; None is CoBA-RL's capability value at this batch's own failure rate,
+    with the published defaults (2602.03048 eqs. 4-9). solver: "auto" ("threshold"), "heap" (2602.03048 Algorithm 1),
+    "dp" or "reference"; all return the same allocation: units in order of larger gain, then smaller current budget,
+    then lower index. backend: "auto", "cython", "numba" or "numpy". threads: for the Cython threshold solver at
+    large M.
+
+    Returns int64 [M], on the device of the input. Raises BudgetError if no allocation has that total, ValueError naming
+    the argument (and the first index and its value) for anything else that is wrong.
+
+    >>> allocate([0.1, 0.5, 0.9], 24)
+    array([ 2, 11, 11])
+    >>> from coba_core import KnapsackValue
+    >>> allocate([0.4, 0.1], 6, high=16, value=KnapsackValue())
+    array([4, 2])
+    """
+    if is_tensor(pass_rates):
+        return _allocate_tensor(pass_rates, total_budget, low, high, value, solver, backend, threads)
+    p = np.ascontiguousarray(pass_rates, dtype=np.float64)
+    if p.ndim != 1:
+        if np.ndim(pass_rates) != 1:
+            raise ValueError(f"pass_rates has shape {np.shape(pass_rates)}, not [prompts]")
+    total, low, high = operator.index(total_budget), operator.index(low), operator.index(high)
+    size = len(p)
+    if low < 0 or low > high:
+        raise ValueError(f"low is {low} and high is {high}: 0 <= low <= high does not hold")
+    if not size * low <= total <= size * high:
+        raise BudgetError(
+            f"total_budget is {total}; {size} prompts with budgets in [{low}, {high}] take "
+            f"from {size * low} to {size * high}"
+        )
+    if threads < 1:
+        raise ValueError(f"threads is {threads}, not at least 1")
+    module = kernels.select(backend, "threshold" if solver == "auto" else solver, isinstance(value, CustomValue))
+    if size == 0:
+        return np.empty(0, dtype=np.int64)
+    solve = getattr(module, "threshold" if solver == "auto" else solver)
+    check_pass_rates(p)
+    if value is None:
+        value = CapabilityValue(*_PUBLISHED.at(1.0 - float(p.mean())))
+    elif low < value.concave_from:
+        raise ValueError(
+            f"low is {low}, below {value.concave_from}, from where the gains of this value fall: "
+            "an allocation by gains would be wrong"
+        )
+    source = _source(value, p, low, high)
+    if threads > 1 and module.__name__.endswith("cython_backend") and solve is module.threshold:
+        return solve(p, source, low, high, total, threads)
+    return solve(p, source, low, high, total)
+
+
+def check_pass_rates(p: Floats) -> None:
+    """ValueError naming the first pass rate that is NaN or outside [0, 1]."""
+    if not (p.min() >= 0.0 and p.max() <= 1.0):
+        i = int((~((p >= 0.0) & (p <= 1.0))).argmax())
+        raise ValueError(f"pass_rates[{i}] is {p[i]}, not in [0, 1]")
+
+
+def _source(value: AnyValue, p: Floats, low: int, high: int) -> Gains | CustomValue:
+    if isinstance(value, Value):
+        form = value.form
+        for name, x in zip(Form._fields[1:], form[1:], strict=True):
+            if isinstance(x, np.ndarray) and x.shape != p.shape:
+                raise ValueError(f"the value's {name} has one number a prompt, {x.shape}, for pass_rates of {p.shape}")
+        return form
+    if isinstance(value, GainTable):
+        if value.table.shape[0] != len(p) or value.table.shape[1] < high:
+            raise ValueError(f"gains has shape {value.table.shape}, not [{len(p)}, at least {high}]")
+        return value.table
+    if isinstance(value, CustomValue):
+        return value
+    raise ValueError(f"value is {value!r}, not one of coba_core.values")
+
+
+def _allocate_tensor(
+    pass_rates: Any,
+    total_budget: int,
+    low: int,
+    high: int,
+    value: AnyValue | None,
+    solver: str,
+    backend: str,
+    threads: int,
+) -> Any:
+    import torch
+
+    host = pass_rates.detach().to("cpu", torch.float64).numpy()
+    budgets = allocate(
+        host, total_budget, low=low, high=high, value=value, solver=solver, backend=backend, threads=threads
+    )
+    return torch.from_numpy(budgets).to(pass_rates.device)

@@ -1,0 +1,116 @@
+"""Backends: one file each, the same functions with the same signatures, the same answers bit for bit.
+
+`allocate` picks the one of highest priority that is there and supports the solver and the value. The environment
+variable ``COBA_CORE_BACKEND`` names one for the whole process; a call's ``backend=`` goes before it.
+
+>>> [name for name, (usable, _) in available().items() if usable][-1]
+'numpy'
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import logging
+import os
+from dataclasses import dataclass
+from functools import cache
+from types import ModuleType
+
+logger = logging.getLogger("coba_core")
+
+
+@dataclass(frozen=True)
+class Backend:
+    """One implementation of the kernels, in order of preference (see :data:`BACKENDS`)."""
+
+    name: str
+    module: str
+    requires: str | None
+    devices: frozenset[str]
+    solvers: frozenset[str]
+    custom_values: bool
+    hint: str
+
+    def usable(self) -> tuple[bool, str]:
+        """(True, version or "") if it can run here, else (False, the reason and what to do)."""
+        try:
+            if self.requires is not None and importlib.util.find_spec(self.requires) is None:
+                return False, f"{self.requires} is not installed: {self.hint}"
+            load(self.module)
+        except ImportError as error:
+            return False, f"{error}: {self.hint}"
+        return True, ""
+
+
+BACKENDS = (
+    Backend(
+        "cython",
+        "coba_core.kernels.cython_backend",
+        None,
+        frozenset({"cpu"}),
+        frozenset({"threshold", "heap"}),
+        False,
+        "install a wheel, or install with a C compiler present",
+    ),
+    Backend(
+        "numba",
+        "coba_core.kernels.numba_backend",
+        "numba",
+        frozenset({"cpu"}),
+        frozenset({"threshold", "heap", "dp"}),
+        True,
+        "pip install coba-core[numba]",
+    ),
+    Backend(
+        "numpy",
+        "coba_core.kernels.numpy_backend",
+        None,
+        frozenset({"cpu"}),
+        frozenset({"threshold", "heap", "dp", "reference"}),
+        True,
+        "",
+    ),
+)
+SOLVERS = ("threshold", "heap", "dp", "reference")
+
+
+@cache
+def load(module: str) -> ModuleType:
+    """The backend's module, imported once."""
+    return importlib.import_module(module)
+
+
+def available() -> dict[str, tuple[bool, str]]:
+    """For each backend whether it can run here, and if not why."""
+    return {backend.name: backend.usable() for backend in BACKENDS}
+
+
+def select(backend: str, solver: str, custom: bool) -> ModuleType:
+    """The module that will run: backend "auto" or a name; ValueError if a named one cannot."""
+    name = os.environ.get("COBA_CORE_BACKEND", "auto") if backend == "auto" else backend
+    return _select(name, solver, custom)
+
+
+@cache
+def _select(name: str, solver: str, custom: bool) -> ModuleType:
+    if solver not in SOLVERS:
+        raise ValueError(f"solver is {solver!r}, not one of 'auto', {', '.join(map(repr, SOLVERS))}")
+    names = [b.name for b in BACKENDS]
+    if name != "auto" and name not in names:
+        raise ValueError(f"backend is {name!r}, not one of 'auto', {', '.join(map(repr, names))}")
+    for backend in BACKENDS:
+        if name not in ("auto", backend.name):
+            continue
+        usable, reason = backend.usable()
+        if usable and solver not in backend.solvers:
+            usable, reason = False, f"it has no solver {solver!r}"
+        if usable and custom and not backend.custom_values:
+            usable, reason = False, "it cannot inline a custom gain"
+        if usable:
+            return load(backend.module)
+        if name != "auto":
+            raise ValueError(f"backend {name!r} cannot run here: {reason}")
+        if backend.name == "cython" and "solver" not in reason and not custom:
+            logger.warning("the compiled kernels are not used (%s); falling back", reason)
+    raise AssertionError("unreachable: the NumPy backend supports every solver")

@@ -1,0 +1,58 @@
+/* Included once a target, after its instruction set is switched on; defines coba_kernels_<TARGET>. */
+#include "heap.h"
+#include "threshold.h"
+
+#define JOIN(x, y) x##y
+#define NAMED(x, y) JOIN(x, y)
+#define TEXT(x) #x
+#define TEXT_OF(x) TEXT(x)
+
+/* Coefficients of every prompt, [prompts] each; 0 if memory runs out. */
+static double *all_coefficients(const coba_gains *g, coba_units *u) {
+    const int64_t prompts = g->prompts;
+    double *a = malloc((size_t)prompts * 3 * sizeof *a);
+    if (!a) return 0;
+    u->a = a;
+    u->k = a + prompts;
+    u->d = a + 2 * prompts;
+    for (int64_t from = 0; from < prompts; from += BLOCK) {
+        const int64_t n = prompts - from < BLOCK ? prompts - from : BLOCK;
+        FOR_SATURATION(g->saturation, coefficients(g, saturation, from, n, a + from, a + prompts + from,
+                                                   a + 2 * prompts + from))
+    }
+    return a;
+}
+
+static int heap(const coba_gains *g, int64_t low, int64_t high, int64_t total, int64_t *budgets) {
+    coba_units u = {g->prompts, low, high, g->table, 0, 0, g->width};
+    if (g->saturation == TABLE) return heap_case(TABLE, &u, total, budgets);
+    double *memory = all_coefficients(g, &u);
+    int result = -1;
+    if (!memory) return result;
+    FOR_SATURATION(g->saturation, result = heap_case(saturation, &u, total, budgets))
+    free(memory);
+    return result;
+}
+
+static int threshold(const coba_gains *g, int64_t low, int64_t high, int64_t total, int64_t *budgets, int threads) {
+    const int64_t prompts = g->prompts;
+    if (total == prompts * low || total == prompts * high) {
+        for (int64_t i = 0; i < prompts; i++) budgets[i] = total == prompts * low ? low : high;
+        return 0;
+    }
+    coba_units u = {prompts, low, high, g->table, 0, 0, g->width};
+    if (g->saturation == TABLE) return threshold_bisection(TABLE, &u, total, budgets);
+    if (g->saturation == EXPONENTIAL) return threshold_lines(g, EXPONENTIAL, low, high, total, budgets, threads);
+    int solved = 0; /* p = 1 has one unit of FIRST_SUCCESS and then none: no line */
+    for (int64_t i = 0; i < prompts; i++) solved |= g->p[i] == 1.0;
+    if (g->saturation == FIRST_SUCCESS && !solved)
+        return threshold_lines(g, FIRST_SUCCESS, low, high, total, budgets, threads);
+    double *memory = all_coefficients(g, &u);
+    int result = -1;
+    if (!memory) return result;
+    FOR_SATURATION(g->saturation, result = threshold_bisection(saturation, &u, total, budgets))
+    free(memory);
+    return result;
+}
+
+const coba_kernels NAMED(coba_kernels_, TARGET) = {TEXT_OF(TARGET), log_gains, log_gain_table, heap, threshold};
