@@ -204,9 +204,11 @@ class RankAllocator(Allocator):
         return max(self.low, floor - reach), min(self.high, ceiling + reach)
 
     def _budgets(self, keys: list[PromptId], rates: Floats, raw: Floats, total: int) -> Ints:
+        self._rank_metrics = {}
+        if not keys:
+            return np.empty(0, dtype=np.int64)
         if self.start is None:
-            floor = total // max(len(keys), 1)
-            low, high = self._window(floor, -(-total // max(len(keys), 1)))
+            low, high = self._window(total // len(keys), -(-total // len(keys)))
         else:
             low, high = self._bounds()
         size = len(self._ranks)
@@ -215,8 +217,8 @@ class RankAllocator(Allocator):
             "passes": float(self._passes),
             "window_low": float(low),
             "window_high": float(high),
-            "share_ranked": sum(key in self._ranks for key in keys) / max(len(keys), 1),
-            "rank_mean": sum(rank) / (2.0 * max(size, 1) * max(len(keys), 1)),
+            "share_ranked": sum(key in self._ranks for key in keys) / len(keys),
+            "rank_mean": sum(rank) / (2.0 * max(size, 1) * len(keys)),
         }
         return rank_budgets(rank, total, low, high)
 
