@@ -263,7 +263,9 @@ def test_refuses_settings(settings: dict, message: str) -> None:
         RankAllocator(**settings)
 
 
-@pytest.mark.parametrize("settings", [{}, {"dataset_size": 7}, {"refresh_every": 3}, {"start": 8, "low": 4, "high": 12}])
+@pytest.mark.parametrize(
+    "settings", [{}, {"dataset_size": 7}, {"refresh_every": 3}, {"start": 8, "low": 4, "high": 12}]
+)
 def test_resume_continues_as_if_never_stopped(settings: dict, tmp_path: Path) -> None:
     rng = np.random.default_rng(1)
     whole, stopped = RankAllocator(**settings), RankAllocator(**settings)

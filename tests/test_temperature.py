@@ -1,4 +1,4 @@
-"""The entropy-holding temperature: the vectors, the bounds, what it refuses, its state, and a closed loop on real logits."""
+"""The entropy-holding temperature: vectors, bounds, what it refuses, its state, and a closed loop on real logits."""
 
 from __future__ import annotations
 
