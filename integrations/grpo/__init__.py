@@ -1,0 +1,23 @@
+"""The reference GRPO loop: small enough to read in one sitting, and it runs for real.
+
+Read loop.py first; config.py names every setting; rollouts.py and loss.py hold what unequal groups change.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from .config import TrainConfig, load_config
+
+if TYPE_CHECKING:
+    from .loop import Trainer, train
+
+__all__ = ["TrainConfig", "Trainer", "load_config", "train"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("Trainer", "train"):  # these need torch and transformers
+        from . import loop
+
+        return getattr(loop, name)
+    raise AttributeError(name)

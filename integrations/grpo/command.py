@@ -1,0 +1,56 @@
+"""The commands ``coba-core train`` and ``coba-core compare``: arguments here, work in loop.py and compare.py."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+
+from .config import TrainConfig, load_config
+
+
+def add_config_arguments(parser: argparse.ArgumentParser) -> None:
+    """--config, --set and one flag for each field of TrainConfig that holds a single value."""
+    parser.add_argument("--config", metavar="FILE", help="YAML file of settings")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="FIELD=VALUE",
+        help="set any field, also within one (allocator_args.kappa=7); the value is YAML; may be repeated",
+    )  # fmt: skip
+    fields = parser.add_argument_group("settings", "each sets the field of the same name; defaults in brackets")
+    for field in dataclasses.fields(TrainConfig):
+        if field.default is not dataclasses.MISSING and field.default is not None:
+            flag = "--" + field.name.replace("_", "-")
+            fields.add_argument(flag, dest=f"field_{field.name}", metavar="VALUE", help=f"[{field.default}]")
+
+
+def assignments(arguments: argparse.Namespace) -> list[str]:
+    """What the command line sets, in the form that TrainConfig.override takes."""
+    flags = {n.removeprefix("field_"): v for n, v in vars(arguments).items() if n.startswith("field_") and v is not None}
+    return [*(f"{name}={value}" for name, value in flags.items()), *arguments.set]
+
+
+def add_train_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    """Arguments of ``coba-core train``."""
+    parser.add_argument("--resume", metavar="DIR", help="go on with the run whose output folder this is")
+    parser.add_argument("--overwrite", action="store_true", help="replace the output folder of an earlier run")
+    parser.add_argument("--quiet", action="store_true", help="no progress bar")
+    add_config_arguments(parser)
+    parser.set_defaults(run=run_train)
+    return parser
+
+
+def run_train(arguments: argparse.Namespace) -> int:
+    if arguments.resume is not None and (arguments.config is not None or arguments.overwrite):
+        raise ValueError("--resume takes its configuration from the run's own config.yaml: no --config or --overwrite")
+    import json
+
+    from .loop import resumed_config, train
+
+    if arguments.resume is not None:
+        config = resumed_config(arguments.resume, assignments(arguments))
+    else:
+        config = load_config(arguments.config).override(assignments(arguments))
+    summary = train(
+        config, resume=arguments.resume is not None, overwrite=arguments.overwrite, progress=not arguments.quiet
+    )
+    print(json.dumps(summary))
+    return 130 if summary["interrupted"] else 0

@@ -1,0 +1,457 @@
+"""The training loop: prompts, budgets, rollouts, rewards, advantages by group id, one or more optimiser steps."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+import math
+import os
+import shutil
+import signal
+import sys
+import threading
+import time
+import types
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from tqdm import tqdm
+
+import coba_core
+from coba_core.temperature import EntropyTemperature
+
+from . import checkpoint
+from .config import RESUMABLE, TrainConfig, dump_config, load_config
+from .heldout import Evaluation, evaluate
+from .loss import LossSettings, backward, token_weights
+from .methods import make_allocator
+from .model import Policy, load_policy
+from .rollouts import Rollouts, generate
+from .tasks import Problem, PromptStream, Task, make_task
+
+
+@dataclasses.dataclass
+class Batch:
+    """One or more rounds of rollouts: problems ``[M]``, budgets ``[M]``, rewards float64 ``[R]``."""
+
+    problems: list[Problem]
+    budgets: npt.NDArray[np.int64]
+    pass_rates: npt.NDArray[np.float64]  # as the allocator estimated them before the rollouts
+    rollouts: Rollouts
+    rewards: torch.Tensor
+
+    def spread(self) -> torch.Tensor:
+        """Whether the rewards of each group differ, bool ``[M]``."""
+        largest = self.rewards.new_full((len(self.problems),), -math.inf)
+        smallest = -largest
+        largest.scatter_reduce_(0, self.rollouts.rows, self.rewards, "amax")
+        smallest.scatter_reduce_(0, self.rollouts.rows, self.rewards, "amin")
+        return largest > smallest
+
+
+class Trainer:
+    """The state of a run and one step of it; :func:`train` adds files, progress and interruption."""
+
+    def __init__(self, config: TrainConfig, *, progress: bool = True, weights: Path | None = None) -> None:
+        if config.threads:
+            torch.set_num_threads(config.threads)
+        torch.manual_seed(config.seed)
+        self.config = config
+        self.task: Task = make_task(config.task, config.task_args)
+        self.policy: Policy = load_policy(config, progress=progress, weights=weights)
+        self.prompts = self.policy.encode([p.prompt for p in self.task.train], chat=config.chat)
+        for problem, tokens in zip(self.task.train, self.prompts, strict=True):
+            if not 0 < len(tokens) <= config.max_prompt_tokens:
+                raise ValueError(
+                    f"max_prompt_tokens: problem {problem.key!r} has {len(tokens)} tokens, not 1 to "
+                    f"{config.max_prompt_tokens}"
+                )
+        self.allocator = make_allocator(config, len(self.task.train))
+        self.stream = PromptStream(len(self.task.train), config.seed)
+        self.sampler = torch.Generator(self.policy.device).manual_seed(config.seed)
+        self.settings = LossSettings(**{f.name: getattr(config, f.name) for f in dataclasses.fields(LossSettings)})
+        self.temperature: EntropyTemperature | None = None
+        if config.entropy_temperature is not None:
+            arguments = {"initial": config.temperature, "total_steps": config.steps, **config.entropy_temperature}
+            try:
+                self.temperature = EntropyTemperature(self.policy.vocab_size, **arguments)
+            except TypeError as error:
+                raise ValueError(f"entropy_temperature: {error}") from error
+        self.parameters = [p for p in self.policy.model.parameters() if p.requires_grad]
+        self.optimizer = torch.optim.AdamW(self.parameters, lr=config.lr, weight_decay=config.weight_decay)
+        self.reference: torch.nn.Module | None = None
+        if config.kl_coef > 0:  # the policy as it was before the first step, also in a resumed run
+            start = self.policy if weights is None else load_policy(config, progress=progress)
+            self.reference = copy.deepcopy(start.model).eval().requires_grad_(False)
+        self.done = 0  # steps
+        self.rollouts = 0
+        self.allocator_seconds = 0.0
+
+    @property
+    def total_rollouts(self) -> int:
+        return self.config.steps * self.config.rollouts_per_step
+
+    @property
+    def finished(self) -> bool:
+        return self.total_rollouts - self.rollouts < self.config.rollouts_per_prompt
+
+    def sampling_temperature(self) -> float:
+        return self.config.temperature if self.temperature is None else self.temperature.temperature
+
+    def round(self, prompts: int) -> Batch:
+        """The next prompts, their budgets, rollouts and rewards; the allocator learns from them."""
+        config = self.config
+        indices = self.stream.take(prompts)
+        problems = [self.task.train[i] for i in indices]
+        keys = [p.key for p in problems]
+        pass_rates = self.allocator.history.pass_rates(keys)
+        start = time.perf_counter()
+        budgets = self.allocator.allocate(keys, prompts * config.rollouts_per_prompt)
+        self.allocator_seconds += time.perf_counter() - start
+        rollouts = generate(
+            self.policy, [self.prompts[i] for i in indices], torch.from_numpy(budgets), generator=self.sampler,
+            max_new_tokens=config.max_new_tokens, temperature=self.sampling_temperature(), top_p=config.top_p,
+            top_k=config.top_k, max_rows=config.generation_rows,
+        )  # fmt: skip
+        texts = self.policy.decode(rollouts.completions())
+        scores = [self.task.score(problems[i], text) for i, text in zip(rollouts.rows.tolist(), texts, strict=True)]
+        rewards = torch.tensor(scores, dtype=torch.float64, device=self.policy.device)
+        start = time.perf_counter()
+        self.allocator.update(keys, rewards, rollouts.rows)
+        self.allocator_seconds += time.perf_counter() - start
+        self.rollouts += len(scores)
+        return Batch(problems, budgets, pass_rates, rollouts, rewards)
+
+    def collect(self) -> tuple[Batch, dict[str, float]]:
+        """The rollouts of a step. With filter_zero_spread, groups without spread are replaced by further prompts."""
+        config = self.config
+        wanted = config.prompts_per_step
+        rounds: list[Batch] = []
+        kept = 0
+        while True:
+            affordable = (self.total_rollouts - self.rollouts) // config.rollouts_per_prompt
+            prompts = min(wanted - kept, affordable)
+            if rounds and (prompts <= 0 or len(rounds) > config.max_refills):
+                break
+            rounds.append(self.round(prompts))
+            kept += int(rounds[-1].spread().sum())
+            if not config.filter_zero_spread:
+                break
+        batch = rounds[0]
+        if len(rounds) > 1:
+            batch = Batch(
+                [p for r in rounds for p in r.problems],
+                np.concatenate([r.budgets for r in rounds]),
+                np.concatenate([r.pass_rates for r in rounds]),
+                Rollouts.concatenate([r.rollouts for r in rounds], [len(r.problems) for r in rounds]),
+                torch.cat([r.rewards for r in rounds]),
+            )
+        sizes = batch.budgets
+        return batch, {
+            "prompts": len(sizes), "rounds": len(rounds), "reward": float(batch.rewards.mean()),
+            "pass_rate": float(np.mean(_group_means(batch))), "mixed_groups": float(batch.spread().float().mean()),
+            "budget_min": float(sizes.min()), "budget_mean": float(sizes.mean()), "budget_max": float(sizes.max()),
+            "length": float(batch.rollouts.lengths.float().mean()),
+            "entropy": float(batch.rollouts.mean_entropy()),
+        }  # fmt: skip
+
+    def biased_rewards(self, batch: Batch) -> torch.Tensor:
+        """r - mu l/(1 + mu l) for right answers to the easiest prompts of the step, l tokens long (off by default)."""
+        if self.config.length_bias == 0:
+            return batch.rewards
+        count = math.ceil(self.config.length_bias_share * len(batch.problems))
+        easiest = np.argsort(-batch.pass_rates, kind="stable")[:count]
+        easy = torch.isin(batch.rollouts.rows, torch.from_numpy(easiest).to(batch.rewards.device))
+        scaled = self.config.length_bias * batch.rollouts.lengths.double()
+        return torch.where(easy & (batch.rewards >= 0.5), batch.rewards - scaled / (1 + scaled), batch.rewards)
+
+    def learning_rate(self, progress: float) -> float:
+        """By the share of the rollouts that is spent; the warm-up counts steps."""
+        shape = {"constant": 1.0, "linear": 1 - progress, "cosine": 0.5 * (1 + math.cos(math.pi * progress))}
+        warm = min(1.0, (self.done + 1) / (self.config.lr_warmup_steps + 1))
+        return self.config.lr * warm * shape[self.config.lr_schedule]
+
+    def step(self) -> tuple[Batch, dict[str, float]]:
+        """One step; returns what was sampled and the metrics."""
+        config = self.config
+        start, allocator_before = time.perf_counter(), self.allocator_seconds
+        lr = self.learning_rate(self.rollouts / self.total_rollouts)
+        temperature = self.sampling_temperature()
+        batch, metrics = self.collect()
+        sampled = time.perf_counter()
+        rollouts, advantages = batch.rollouts, self.advantages(batch)
+        if config.filter_zero_spread:
+            keep = batch.spread()[rollouts.rows]
+            rollouts, advantages = rollouts.select(keep), advantages[keep]
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        metrics |= self.update(rollouts, advantages, temperature)
+        if self.temperature is not None:
+            self.temperature.update(metrics["entropy"])
+        self.done += 1
+        return batch, {
+            "step": self.done, "rollouts": self.rollouts, **self.allocator.metrics, **metrics,
+            "lr": lr, "temperature": temperature, "seconds_sampling": sampled - start,
+            "seconds_training": time.perf_counter() - sampled,
+            "seconds_allocator": self.allocator_seconds - allocator_before,
+        }  # fmt: skip
+
+    def advantages(self, batch: Batch) -> torch.Tensor:
+        rewards = self.biased_rewards(batch)
+        found = coba_core.group_advantages(rewards, batch.rollouts.rows, scale=self.config.advantage_scale)
+        return torch.as_tensor(found, device=rewards.device).float()
+
+    def update(self, rollouts: Rollouts, advantages: torch.Tensor, temperature: float) -> dict[str, float]:
+        """The optimiser steps on these rollouts; none where no rollout carries a gradient."""
+        config = self.config
+        metrics: dict[str, float] = {"rows": 0.0, "loss": 0.0, "grad_norm": 0.0, "updates": 0.0}
+        if not len(advantages):
+            return metrics
+        weights = token_weights(rollouts, config.weighting)
+        everything = torch.arange(len(advantages), device=advantages.device)
+        for _ in range(config.passes):
+            order = everything
+            if config.minibatches > 1:
+                order = torch.randperm(len(everything), generator=self.sampler, device=everything.device)
+            for part in order.tensor_split(config.minibatches):
+                if not len(part):
+                    continue
+                self.optimizer.zero_grad(set_to_none=True)
+                parts = backward(
+                    self.policy, rollouts, advantages, self.settings, temperature, chosen=part, weights=weights,
+                    reference=self.reference,
+                )  # fmt: skip
+                if parts["rows"]:
+                    norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, config.max_grad_norm))
+                    if math.isfinite(norm):  # else this update is left out: it would destroy the weights
+                        self.optimizer.step()
+                        metrics["updates"] += 1
+                    metrics["grad_norm"] = norm
+                metrics |= {**parts, "rows": metrics["rows"] + parts["rows"]}
+        return metrics
+
+    def save(self, folder: Path) -> Path:
+        """A checkpoint from which :meth:`restore` goes on exactly."""
+        cuda = torch.cuda.get_rng_state(self.policy.device) if self.policy.device.type == "cuda" else None
+        return checkpoint.save(
+            folder, self.done, keep=self.config.keep_checkpoints, model=self.policy.save,
+            training={
+                "optimizer": self.optimizer.state_dict(), "sampler": self.sampler.get_state(),
+                "torch": torch.get_rng_state(), "cuda": cuda,
+            },
+            allocator=self.allocator.state_dict(),
+            progress={
+                "done": self.done, "rollouts": self.rollouts, "position": self.stream.position,
+                "allocator_seconds": self.allocator_seconds,
+                "temperature": None if self.temperature is None else self.temperature.state_dict(),
+            },
+        )  # fmt: skip
+
+    def restore(self, folder: Path) -> None:
+        """All of a checkpoint but the weights, which the constructor took."""
+        training, allocator, progress = checkpoint.load(folder, torch.device("cpu"))
+        self.optimizer.load_state_dict(training["optimizer"])
+        self.sampler.set_state(training["sampler"])
+        torch.set_rng_state(training["torch"])
+        if training["cuda"] is not None and self.policy.device.type == "cuda":
+            torch.cuda.set_rng_state(training["cuda"], self.policy.device)
+        self.allocator.load_state_dict(allocator)
+        self.done, self.rollouts = progress["done"], progress["rollouts"]
+        self.stream.position, self.allocator_seconds = progress["position"], progress["allocator_seconds"]
+        if self.temperature is not None and progress["temperature"] is not None:
+            self.temperature.load_state_dict(progress["temperature"])
+
+
+def _group_means(batch: Batch) -> npt.NDArray[np.float64]:
+    rewards, rows = batch.rewards.cpu().numpy(), batch.rollouts.rows.cpu().numpy()
+    return np.bincount(rows, rewards, len(batch.problems)) / np.maximum(batch.budgets, 1)
+
+
+class RunFiles:
+    """metrics.jsonl, allocations.jsonl, evaluations/ and TensorBoard events in the output folder."""
+
+    def __init__(self, folder: Path, *, tensorboard: bool, after: int) -> None:
+        self.folder = folder
+        for name in ("metrics.jsonl", "allocations.jsonl"):
+            self._forget(folder / name, after)
+        self.writer: Any = None
+        if tensorboard:
+            try:
+                from torch.utils.tensorboard import SummaryWriter
+            except ImportError:
+                return
+            self.writer = SummaryWriter(str(folder / "tensorboard"), purge_step=after + 1)  # type: ignore[no-untyped-call]
+
+    @staticmethod
+    def _forget(path: Path, after: int) -> None:
+        """Drops what a resumed run will do again: lines of later steps, and one that was cut short."""
+        if not path.exists():
+            return
+        kept = []
+        for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
+            if line.endswith("\n") and json.loads(line)["step"] <= after:
+                kept.append(line)
+        partial = path.with_name(f".{path.name}.partial")
+        partial.write_text("".join(kept), encoding="utf-8")
+        partial.replace(path)
+
+    def _append(self, name: str, record: dict[str, Any]) -> None:
+        with (self.folder / name).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(record) + "\n")
+
+    def log(self, metrics: dict[str, float], batch: Batch | None = None) -> None:
+        self._append("metrics.jsonl", {key: _rounded(value) for key, value in metrics.items()})
+        if batch is not None:
+            self._append("allocations.jsonl", {
+                "step": metrics["step"], "ids": [p.key for p in batch.problems], "budgets": batch.budgets.tolist(),
+                "estimates": batch.pass_rates.round(4).tolist(), "rewards": _group_means(batch).round(4).tolist(),
+            })  # fmt: skip
+        if self.writer is not None:
+            for key, value in metrics.items():
+                if key != "step":
+                    self.writer.add_scalar(key if "/" in key else f"train/{key}", value, int(metrics["step"]))
+            self.writer.flush()
+
+    def evaluation(self, step: int, evaluation: Evaluation) -> None:
+        path = self.folder / "evaluations" / f"step-{step:06d}.jsonl"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("".join(json.dumps(record) + "\n" for record in evaluation.records()), encoding="utf-8")
+
+    def close(self) -> None:
+        if self.writer is not None:
+            self.writer.close()
+
+
+def _rounded(value: float) -> float | int | None:
+    if isinstance(value, int):
+        return value
+    return float(f"{value:.7g}") if math.isfinite(value) else None  # JSON has no NaN
+
+
+class Interruption:
+    """Turns the first Ctrl-C (or SIGTERM) into a wish to stop after the step; the second one stops at once."""
+
+    def __init__(self) -> None:
+        self.asked = False
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Interruption:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._before[number] = signal.signal(number, self._ask)
+        return self
+
+    def _ask(self, number: int, frame: types.FrameType | None) -> None:
+        if self.asked:
+            raise KeyboardInterrupt
+        self.asked = True
+        print("\nstopping after this step, then saving (again: stop at once, without saving)", file=sys.stderr)
+
+    def __exit__(self, *exception: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+
+def prepare_output(folder: Path, *, overwrite: bool) -> None:
+    """Makes the output folder; one that is in use is an error unless it may be overwritten and a run made it."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        if not overwrite:
+            raise ValueError(f"output: {folder} is not empty; choose another, or pass --overwrite or --resume {folder}")
+        if not (folder / "config.yaml").is_file():
+            raise ValueError(f"output: {folder} was not written by a run, so --overwrite leaves it alone")
+        shutil.rmtree(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+
+
+def resumed_config(folder: str | os.PathLike[str], assignments: list[str]) -> TrainConfig:
+    """The configuration of a run that goes on, with changes to fields that leave it the same run."""
+    path = Path(folder) / "config.yaml"
+    if not path.is_file():
+        raise ValueError(f"resume: {folder} holds no config.yaml: not the output of a run")
+    before = load_config(path)
+    after = before.override(assignments).replace(output=str(folder))
+    for name, value in after.to_dict().items():
+        if name not in (*RESUMABLE, "output") and value != getattr(before, name):
+            raise ValueError(f"{name}: cannot change when a run is resumed; only {', '.join(RESUMABLE)} can")
+    return after
+
+
+def train(
+    config: TrainConfig, *, resume: bool = False, overwrite: bool = False, progress: bool = True
+) -> dict[str, Any]:
+    """Runs (or goes on with) the training that the configuration describes, in ``config.output``.
+
+    Returns the summary that also lands in summary.json: steps, rollouts, seconds in all and in the allocator, whether
+    the run is complete, and the last evaluation. Ctrl-C finishes the step, saves, and prints how to go on.
+    """
+    folder = Path(config.output)
+    weights: Path | None = None
+    last: Path | None = None
+    if resume:
+        saved = checkpoint.checkpoints(folder / "checkpoints")
+        last = saved[-1] if saved else None
+        weights = None if last is None else last / "model"
+    else:
+        prepare_output(folder, overwrite=overwrite)
+    partial = folder / ".config.yaml.partial"
+    partial.write_text(dump_config(config), encoding="utf-8")
+    partial.replace(folder / "config.yaml")
+    trainer = Trainer(config, progress=progress, weights=weights)
+    if last is not None:
+        trainer.restore(last)
+    files = RunFiles(folder, tensorboard=config.tensorboard, after=trainer.done if resume and last else -1)
+    bar = tqdm(total=trainer.total_rollouts, initial=trainer.rollouts, unit="rollout", disable=not progress)
+    begun = time.perf_counter()
+    scores: dict[str, float] = {}
+
+    def measure() -> dict[str, float]:
+        if not trainer.task.heldout:
+            return {}
+        evaluation = evaluate(trainer.policy, trainer.task, config)
+        files.evaluation(trainer.done, evaluation)
+        return evaluation.metrics()
+
+    try:
+        with Interruption() as interruption:
+            if trainer.done == 0 and (scores := measure()):
+                files.log({"step": 0, "rollouts": 0, **scores})
+            while not trainer.finished and not interruption.asked:
+                if config.stop_after and trainer.done >= config.stop_after:
+                    break
+                batch, metrics = trainer.step()
+                if trainer.finished or (config.eval_every and trainer.done % config.eval_every == 0):
+                    scores = measure()
+                    metrics |= scores
+                files.log(metrics, batch)
+                bar.update(trainer.rollouts - bar.n)
+                bar.set_postfix_str(_postfix(metrics, scores))
+                if config.checkpoint_every and trainer.done % config.checkpoint_every == 0 and not trainer.finished:
+                    trainer.save(folder / "checkpoints")
+            saved_to = trainer.save(folder / "checkpoints")
+    finally:
+        bar.close()
+        files.close()
+    if not trainer.finished:
+        print(f"saved {saved_to}; go on with: coba-core train --resume {folder}", file=sys.stderr)
+    summary = {
+        "finished": trainer.finished, "interrupted": interruption.asked, "steps": trainer.done, "rollouts": trainer.rollouts,
+        "seconds": round(time.perf_counter() - begun, 3), "allocator_seconds": round(trainer.allocator_seconds, 6),
+        **{key: _rounded(value) for key, value in scores.items()},
+    }  # fmt: skip
+    partial = folder / ".summary.json.partial"
+    partial.write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
+    partial.replace(folder / "summary.json")
+    return summary
+
+
+def _postfix(metrics: dict[str, float], scores: dict[str, float]) -> str:
+    parts = [f"reward {metrics['reward']:.3f}", f"mixed {metrics['mixed_groups']:.2f}"]
+    if "alpha" in metrics:
+        parts.append(f"alpha {metrics['alpha']:.2f}")
+    parts.append(f"budget {metrics['budget_min']:.0f}/{metrics['budget_mean']:.0f}/{metrics['budget_max']:.0f}")
+    average = next((value for key, value in scores.items() if key.startswith("eval/avg@")), None)
+    return ", ".join(parts if average is None else [*parts, f"held-out {average:.3f}"])

@@ -1,0 +1,69 @@
+"""Allocators by the names that configurations use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import coba_core
+from coba_core.rank import RankAllocator
+
+from .config import TrainConfig
+
+PREFERENCES: dict[str, Callable[..., Any]] = {"beta": coba_core.BetaPreference, "power": coba_core.PowerPreference}
+SATURATIONS: dict[str, Callable[..., Any]] = {
+    "exponential": coba_core.Exponential,
+    "mixed_group": coba_core.MixedGroup,
+    "first_success": coba_core.FirstSuccess,
+    "inverse_variance": coba_core.InverseVariance,
+}
+
+
+def _named(table: dict[str, Callable[..., Any]], what: str, entry: Any) -> Any:
+    """``"mixed_group"``, or ``{"name": "exponential", "tau": 5}``."""
+    arguments = {"name": entry} if isinstance(entry, str) else dict(entry)
+    name = arguments.pop("name", None)
+    if name not in table:
+        raise ValueError(f"allocator_args: {what}: {name!r} is none of {', '.join(table)}")
+    return table[name](**arguments)
+
+
+def make_allocator(config: TrainConfig, dataset_size: int) -> coba_core.Allocator:
+    """The allocator that ``config.allocator`` and ``allocator_args`` describe.
+
+    coba, coba_explore_first, linear, fixed: ``saturation``, ``history`` (fields of PassRateHistory), ``noise``; the
+    rest goes to the schedule. knapsack, rank, coba_released, uniform: their own keyword arguments. value:
+    ``preference`` and ``saturation``, such as ``{name: power, a: 0, b: 2}`` and ``mixed_group``.
+    """
+    name, arguments = config.allocator, dict(config.allocator_args)
+    common: dict[str, Any] = {"low": config.budget_low, "high": config.budget_high}
+    if "history" in arguments:
+        common["history"] = coba_core.PassRateHistory(**arguments.pop("history"))
+    for key in ("solver", "backend"):
+        if key in arguments:
+            common[key] = arguments.pop(key)
+    saturation = _named(SATURATIONS, "saturation", arguments.pop("saturation", "exponential"))
+    try:
+        if name == "uniform":
+            return coba_core.UniformAllocator(**common, **arguments)
+        if name == "rank":
+            return RankAllocator(**{"dataset_size": dataset_size, **common, **arguments})
+        common |= {"noise": arguments.pop("noise", 0.0), "seed": config.seed}
+        if name == "coba_released":
+            return coba_core.CapabilityAllocator.released(**common, **arguments)
+        if name == "knapsack":
+            return coba_core.KnapsackAllocator(**common, **arguments)
+        if name == "value":
+            preference = _named(PREFERENCES, "preference", arguments.pop("preference", {"name": "power", "a": 0, "b": 0}))
+            return coba_core.ValueAllocator(preference * saturation, **common, **arguments)
+        schedule: coba_core.CapabilitySchedule | coba_core.FixedSchedule | coba_core.LinearSchedule
+        if name == "fixed":
+            schedule = coba_core.FixedSchedule(**arguments)
+        elif name == "linear":
+            schedule = coba_core.LinearSchedule(**{"steps": config.steps, **arguments})
+        else:
+            direction = "explore_first" if name == "coba_explore_first" else "exploit_first"
+            schedule = coba_core.CapabilitySchedule(**{"direction": direction, **arguments})
+        return coba_core.CapabilityAllocator(saturation, schedule, **common)
+    except TypeError as error:  # an argument that the class does not know
+        raise ValueError(f"allocator_args: {error}") from error
