@@ -42,15 +42,8 @@ INLINE double from_bits(uint64_t bits) {
 INLINE double to_double(int64_t n) { return from_bits((uint64_t)n + ROUND_BITS) - ROUND; }
 INLINE int64_t to_integer(double x) { return (int64_t)(bits_of(x + ROUND) - ROUND_BITS); }
 
-/* ln(x + tail), x > 0. A tail other than 0 asks for x in [1/2, 2] and |tail| <= ulp(x). */
-INLINE double log_sum(double x, double tail) {
-    const int small = x < 0x1p-1022;
-    const uint64_t bits = bits_of(small ? x * 0x1p54 : x) + (ONE - ROOT_HALF);
-    const uint64_t exponent = bits >> 52;
-    double k = from_bits(exponent | TWO_52) - (0x1p52 + 1023.0);
-    const double f =
-        (from_bits((bits & MANTISSA) + ROOT_HALF) - 1.0) + tail * from_bits((UINT64_C(2046) - exponent) << 52);
-    k = small ? k - 54.0 : k;
+/* ln of (1 + f) 2^k, f in [sqrt(1/2) - 1, sqrt(2) - 1]. */
+INLINE double log_of(double f, double k) {
     const double s = f / (2.0 + f);
     const double z = s * s;
     const double w = z * z;
@@ -60,6 +53,23 @@ INLINE double log_sum(double x, double tail) {
         w * (0.39999999999899444 + w * (0.22222211130259878 + w * 0.15331710618210773));
     const double half = 0.5 * f * f;
     return (((s * (half + r) + k * LN2_LOW) - half) + f) + k * LN2_HIGH;
+}
+
+/* ln x for x > 0, subnormal or not. */
+INLINE double logarithm(double x) {
+    const int small = x < 0x1p-1022;
+    const uint64_t bits = bits_of(small ? x * 0x1p54 : x) + (ONE - ROOT_HALF);
+    const double k = from_bits((bits >> 52) | TWO_52) - (small ? 0x1p52 + 1077.0 : 0x1p52 + 1023.0);
+    return log_of(from_bits((bits & MANTISSA) + ROOT_HALF) - 1.0, k);
+}
+
+/* ln(x + tail) for a normal x > 0; a tail other than 0 asks for x in [1/2, 2] and |tail| <= ulp(x). */
+INLINE double log_sum(double x, double tail) {
+    const uint64_t bits = bits_of(x) + (ONE - ROOT_HALF);
+    const uint64_t exponent = bits >> 52;
+    const double f =
+        (from_bits((bits & MANTISSA) + ROOT_HALF) - 1.0) + tail * from_bits((UINT64_C(2046) - exponent) << 52);
+    return log_of(f, from_bits(exponent | TWO_52) - (0x1p52 + 1023.0));
 }
 
 /* e^x, 0 below -745.2 and inf above 709.8. */

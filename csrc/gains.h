@@ -29,7 +29,7 @@ INLINE double log_share_series(double k) {
 INLINE double log_share(double k) {
     const double decay = exponential(-k);
     const double rest = 1.0 - decay;
-    return log_sum(rest, (1.0 - rest) - decay) - log_sum(k, 0.0);
+    return log_sum(rest, (1.0 - rest) - decay) - logarithm(k);
 }
 
 typedef struct {
@@ -45,7 +45,7 @@ INLINE void coefficients_loop(const int saturation, const int uniform, int64_t n
     PRAGMA(omp simd reduction(max : steepest))
     for (int64_t i = 0; i < n; i++) {
         const double x = p[i], q = 1.0 - x, lost = (1.0 - q) - x; /* q + lost is 1 - p without rounding */
-        const double log_p = log_sum(x, 0.0), log_q = log_sum(q, lost);
+        const double log_p = logarithm(x), log_q = log_sum(q, lost);
         const double p_exponent = uniform ? pe : par->p_exponent[i], q_exponent = uniform ? qe : par->q_exponent[i];
         const double scale = uniform ? ls : par->log_scale[i], rate = uniform ? ra : par->rate[i];
         double intercept = (p_exponent * log_p + q_exponent * log_q) - scale, slope = 0.0, gap = 0.0;
@@ -74,7 +74,7 @@ INLINE void coefficients_loop(const int saturation, const int uniform, int64_t n
             const double q = 1.0 - p[i], lost = (1.0 - q) - p[i];
             const double p_exponent = uniform ? pe : par->p_exponent[i], q_exponent = uniform ? qe : par->q_exponent[i];
             const double scale = uniform ? ls : par->log_scale[i];
-            a[i] = ((p_exponent * log_sum(p[i], 0.0) + q_exponent * log_sum(q, lost)) - scale) + log_share(k[i]);
+            a[i] = ((p_exponent * logarithm(p[i]) + q_exponent * log_sum(q, lost)) - scale) + log_share(k[i]);
         }
     }
 }
@@ -115,7 +115,7 @@ INLINE double log_gain(const int saturation, double a, double k, double d, doubl
         const double share = exponential(-(d * (budget - 1.0))), sum = 1.0 + share;
         return (a - k * (budget - 1.0)) + log_sum(sum, share - (sum - 1.0));
     }
-    return a - log_sum(budget * (budget + 1.0), 0.0);
+    return a - logarithm(budget * (budget + 1.0));
 }
 
 /* Calls BODY with the constant `saturation` of a form, so that each case is compiled on its own. */

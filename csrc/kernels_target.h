@@ -1,6 +1,6 @@
 /* Included once a target, after its instruction set is switched on; defines coba_kernels_<TARGET>. */
 #include "heap.h"
-#include "threshold.h"
+#include "lines.h"
 
 #define JOIN(x, y) x##y
 #define NAMED(x, y) JOIN(x, y)

@@ -1,0 +1,380 @@
+/* The cut for log gains that are straight lines in B, a - kB (EXPONENTIAL, FIRST_SUCCESS).
+
+   θ comes near by Newton steps on the piecewise-linear count of units above it, the first ones on a sample. A last pass
+   sets every budget exactly at a θ that leaves a few units over; these go to the best of the units just below. Nothing
+   that brings θ near needs to be exact. */
+#ifndef COBA_LINES_H
+#define COBA_LINES_H
+
+#include "threshold.h"
+
+typedef struct {
+    int64_t units; /* Σ budgets at θ */
+    double slope;  /* units a step of θ: Σ 1/k over prompts strictly between low and high */
+    double next;   /* the largest gain not above θ (settled counts only) */
+} coba_count;
+
+/* 1/k, held within what stays finite when multiplied; returns how many prompts can gain nothing. */
+INLINE int64_t invert(int64_t n, const double *restrict a, const double *restrict k, double *restrict inverse) {
+    int64_t edges = 0;
+    PRAGMA(omp simd reduction(+ : edges))
+    for (int64_t i = 0; i < n; i++) {
+        const double x = 1.0 / k[i];
+        inverse[i] = x < 1e300 ? x : 1e300;
+        edges += a[i] == -INFINITY;
+    }
+    return edges;
+}
+
+/* Σ clip((a-θ)/k rounded up, low, high), to one unit a prompt. */
+INLINE coba_count count_lines(int64_t n, const double *restrict a, const double *restrict inverse, double low,
+                              double high, double theta) {
+    int64_t units = 0;
+    double slope = 0.0;
+    PRAGMA(omp simd reduction(+ : units, slope))
+    for (int64_t i = 0; i < n; i++) {
+        double x = (a[i] - theta) * inverse[i] + 0.5;
+        x = x > low ? x : low;
+        x = x < high ? x : high;
+        units += (int64_t)(bits_of(x + ROUND) - ROUND_BITS);
+        slope += ((x > low) & (x < high)) ? inverse[i] : 0.0;
+    }
+    return (coba_count){units, slope, -INFINITY};
+}
+
+/* The same, exactly: budgets, and in `gains` the next gain of each prompt (-inf at high). An estimate that rounding has
+   put beside the truth is seen by its gains, and settled one by one. */
+INLINE coba_count settle_lines(const int saturation, int64_t n, const double *restrict a, const double *restrict k,
+                               const double *restrict inverse, int64_t low, int64_t high, double theta,
+                               int64_t *restrict budgets, double *restrict gains) {
+    const double least = (double)low, most = (double)high;
+    int64_t units = 0;
+    double slope = 0.0, next = -INFINITY, wrong = 0.0;
+    PRAGMA(omp simd reduction(+ : units, slope, wrong) reduction(max : next))
+    for (int64_t i = 0; i < n; i++) {
+        double x = (a[i] - theta) * inverse[i] + 0.5;
+        x = x > least ? x : least;
+        x = x < most ? x : most;
+        slope += ((x > least) & (x < most)) ? inverse[i] : 0.0;
+        x = (x + ROUND) - ROUND;
+        const double now = log_gain(saturation, a[i], k[i], 0.0, x);
+        const double then = log_gain(saturation, a[i], k[i], 0.0, x - 1.0);
+        const double more = now > theta ? 1.0 : 0.0, fewer = then <= theta ? 1.0 : 0.0;
+        wrong += (x < most ? more : 0.0) + (x > least ? fewer : 0.0);
+        gains[i] = x < most ? now : -INFINITY;
+        next = gains[i] > next ? gains[i] : next;
+        const int64_t budget = (int64_t)(bits_of(x + ROUND) - ROUND_BITS);
+        units += budget;
+        budgets[i] = budget;
+    }
+    if (wrong == 0.0) return (coba_count){units, slope, next};
+    const coba_units u = {n, low, high, a, k, 0, 0};
+    units = 0;
+    next = -INFINITY;
+    for (int64_t i = 0; i < n; i++) {
+        int64_t b = budgets[i];
+        if (b < high && unit_gain(saturation, &u, i, b) > theta) b++;
+        else if (b > low && !(unit_gain(saturation, &u, i, b - 1) > theta)) b--;
+        if ((b < high && unit_gain(saturation, &u, i, b) > theta) ||
+            (b > low && !(unit_gain(saturation, &u, i, b - 1) > theta)))
+            b = count_above(saturation, &u, i, theta, low, high); /* so flat that gains round together */
+        budgets[i] = b;
+        gains[i] = b < high ? unit_gain(saturation, &u, i, b) : -INFINITY;
+        units += b;
+        next = gains[i] > next ? gains[i] : next;
+    }
+    return (coba_count){units, slope, next};
+}
+
+/* Units not yet given with gains of at least `edge`: adds those of prompts first .. first+n to `near`, which holds
+   `few`; returns how many there are now, or more than few. */
+INLINE int64_t gather(const int saturation, int64_t first, int64_t n, const double *a, const double *k,
+                      const int64_t *budgets, const double *restrict gains, int64_t high, double edge, coba_unit *near,
+                      int64_t count, int64_t few) {
+    for (int64_t from = 0; from < n && count <= few; from += 16) {
+        const int64_t to = from + 16 < n ? from + 16 : n;
+        double largest = -INFINITY;
+        PRAGMA(omp simd reduction(max : largest))
+        for (int64_t i = from; i < to; i++) largest = gains[i] > largest ? gains[i] : largest;
+        if (largest < edge) continue;
+        for (int64_t i = from; i < to; i++) {
+            double gain = gains[i];
+            for (int64_t b = budgets[i]; gain >= edge && b < high && count <= few; count++) {
+                if (count < few) near[count] = (coba_unit){gain, (int32_t)b, (int32_t)(first + i)};
+                b++;
+                gain = log_gain(saturation, a[i], k[i], 0.0, (double)b);
+            }
+        }
+    }
+    return count;
+}
+
+/* θ at which n prompts have about `target` units, from a first guess: safeguarded Newton steps. */
+INLINE double newton(const double *a, const double *inverse, int64_t n, double low, double high, double target) {
+    double theta = -4.0, up = INFINITY, down = -INFINITY, reach = 2.0;
+    const double enough = 0.5 + 0.002 * (double)n;
+    for (int step = 0; step < 24; step++) {
+        const coba_count c = count_lines(n, a, inverse, low, high, theta);
+        const double excess = (double)c.units - target;
+        if (excess <= enough && excess >= -enough) break;
+        if (excess > 0.0) down = theta;
+        else up = theta;
+        double to = c.slope > 0.0 ? theta + excess / c.slope : (excess > 0.0 ? INFINITY : -INFINITY);
+        if (!(to > down && to < up)) {
+            if (up < INFINITY && down > -INFINITY) to = 0.5 * (up + down);
+            else to = excess > 0.0 ? theta + reach : theta - reach;
+            reach *= 4.0;
+        }
+        if (to == theta) break;
+        theta = to;
+    }
+    return theta;
+}
+
+/* How far short of the total to aim: some deviations of the rounding of all prompts. */
+INLINE double shortfall(int64_t prompts) { return 2.0 + 0.5 * sqrt((double)prompts); }
+
+/* ---- prompts whose coefficients are kept ---------------------------------------------------------------------- */
+
+INLINE int lines_kept(const coba_gains *g, const int saturation, int64_t low, int64_t high, int64_t total,
+                      int64_t *budgets) {
+    const int64_t prompts = g->prompts;
+    const double room = shortfall(prompts);
+    const int64_t few = 64 + (int64_t)(8.0 * room);
+    const int64_t sampled = prompts < 512 ? (prompts < 64 ? prompts : 64) : (prompts < 32768 ? prompts / 8 : 4096);
+    double *a = malloc((size_t)(4 * prompts + 2 * sampled) * sizeof *a), *k = a + prompts, *inverse = k + prompts;
+    double *gains = inverse + prompts, *sample_a = gains + prompts, *sample_inverse = sample_a + sampled;
+    coba_unit *near = malloc((size_t)few * sizeof *near);
+    int32_t *most = 0;
+    int result = -1;
+    if (!a || !near) goto done;
+    const coba_units u = {prompts, low, high, a, k, 0, 0};
+
+    int64_t edges = 0;
+    for (int64_t from = 0; from < prompts; from += BLOCK) {
+        const int64_t n = prompts - from < BLOCK ? prompts - from : BLOCK;
+        coefficients(g, saturation, from, n, a + from, k + from, (double *)0);
+        edges += invert(n, a + from, k + from, inverse + from);
+    }
+    if (total >= (prompts - edges) * high + edges * low) { /* the rest goes to prompts that gain nothing */
+        result = threshold_bisection(saturation, &u, total, budgets);
+        goto done;
+    }
+    for (int64_t i = 0; i < sampled; i++) {
+        const int64_t at = i * prompts / sampled;
+        sample_a[i] = a[at];
+        sample_inverse[i] = inverse[at];
+    }
+    double theta = newton(sample_a, sample_inverse, sampled, (double)low, (double)high,
+                          (double)total * ((double)sampled / (double)prompts));
+    coba_count c = count_lines(prompts, a, inverse, (double)low, (double)high, theta);
+    double up = INFINITY, down = -INFINITY; /* θ known to give at most, and at least, the total */
+    for (int step = 0; step < 24; step++) {
+        double to = c.slope > 0.0 ? theta + ((double)(c.units - total) + room) / c.slope : NAN;
+        if (!(to > down && to < up)) {
+            if (up < INFINITY && down > -INFINITY) to = 0.5 * (up + down);
+            else if (!(to == to)) to = c.units > total ? theta + 1.0 : theta - 1.0;
+        }
+        theta = to;
+        c = settle_lines(saturation, prompts, a, k, inverse, low, high, theta, budgets, gains);
+        if (c.units > total) {
+            down = theta > down ? theta : down;
+            continue;
+        }
+        up = theta < up ? theta : up;
+        const int64_t spare = total - c.units;
+        if (spare == 0) {
+            result = 0;
+            goto done;
+        }
+        if (spare <= few / 2) {
+            int64_t count = 0;
+            for (double margin = (double)spare + room; count < spare; margin *= 2.0) {
+                const double edge = c.slope > 0.0 && margin < 8.0 * (double)few ? theta - margin / c.slope : c.next;
+                count = gather(saturation, 0, prompts, a, k, budgets, gains, high, edge, near, 0, few);
+                if (edge == c.next) break;
+            }
+            if (count >= spare && count <= few) {
+                select_first(near, count, spare);
+                give(near, spare, budgets);
+                result = 0;
+                goto done;
+            }
+        }
+        if (step == 0 && spare > few / 2) continue;
+        int64_t ties = 0; /* many prompts alike: are the units of the next gain enough? */
+        if (!most && !(most = malloc((size_t)prompts * sizeof *most))) goto done;
+        for (int64_t i = 0; i < prompts; i++) {
+            int64_t b = budgets[i];
+            for (double gain = gains[i]; gain == c.next && b < high; gain = unit_gain(saturation, &u, i, b)) b++;
+            most[i] = (int32_t)b;
+            ties += b - budgets[i];
+        }
+        if (ties >= spare) {
+            share_ties(prompts, budgets, most, spare);
+            result = 0;
+            goto done;
+        }
+        theta = c.next; /* the next step looks below it */
+        up = theta;
+        c.units += ties;
+    }
+    result = threshold_bisection(saturation, &u, total, budgets);
+done:
+    free(a);
+    free(near);
+    free(most);
+    return result;
+}
+
+/* ---- more prompts than fit in a cache -------------------------------------------------------------------------- */
+
+#define STREAMED 32768 /* from so many prompts on, coefficients are not kept */
+#define SAMPLE (64 * BLOCK)
+
+/* Slopes again, which cost less than to keep them. */
+INLINE void slopes(const coba_gains *g, const int saturation, int64_t from, int64_t n, const double *restrict a,
+                   double *restrict k) {
+    const double *restrict p = g->p + from;
+    for (int64_t i = 0; i < n; i++) {
+        const double q = 1.0 - p[i];
+        const double rate = g->rate[g->rate_step ? from + i : 0];
+        const double slope = saturation == EXPONENTIAL ? (p[i] * q) * rate : -log_sum(q, (1.0 - q) - p[i]);
+        k[i] = a[i] == -INFINITY ? 0.0 : slope;
+    }
+}
+
+/* What both passes need, and one thread's part of one. */
+typedef struct {
+    const coba_gains *gains;
+    int64_t low, high, few;
+    double theta, edge;
+    int64_t *budgets;
+} coba_pass;
+
+typedef struct {
+    int64_t from, to, units, edges, count;
+    double slope;
+    coba_unit *near;
+} coba_part;
+
+/* Intercepts, kept where the budgets will be, and a count at θ. */
+INLINE void pass_intercepts(const coba_pass *pass, const int saturation, coba_part *part) {
+    for (int64_t from = part->from; from < part->to; from += BLOCK) {
+        const int64_t n = part->to - from < BLOCK ? part->to - from : BLOCK;
+        double a[BLOCK], k[BLOCK], inverse[BLOCK];
+        coefficients(pass->gains, saturation, from, n, a, k, (double *)0);
+        part->edges += invert(n, a, k, inverse);
+        const coba_count c = count_lines(n, a, inverse, (double)pass->low, (double)pass->high, pass->theta);
+        part->units += c.units;
+        part->slope += c.slope;
+        memcpy(pass->budgets + from, a, (size_t)n * sizeof *a);
+    }
+}
+
+/* Budgets at θ, and the units down to `edge`. */
+INLINE void pass_budgets(const coba_pass *pass, const int saturation, coba_part *part) {
+    for (int64_t from = part->from; from < part->to; from += BLOCK) {
+        const int64_t n = part->to - from < BLOCK ? part->to - from : BLOCK;
+        double a[BLOCK], k[BLOCK], inverse[BLOCK], gains[BLOCK];
+        int64_t *budgets = pass->budgets + from;
+        memcpy(a, budgets, (size_t)n * sizeof *a);
+        slopes(pass->gains, saturation, from, n, a, k);
+        invert(n, a, k, inverse);
+        part->units +=
+            settle_lines(saturation, n, a, k, inverse, pass->low, pass->high, pass->theta, budgets, gains).units;
+        part->count = gather(saturation, from, n, a, k, budgets, gains, pass->high, pass->edge, part->near, part->count,
+                             pass->few);
+    }
+}
+
+/* Runs a pass in `threads` threads. (The loops stand outside the parallel region: inside it they are not vectorised.) */
+static void run_part(const coba_pass *pass, int second, coba_part *part) {
+    if (pass->gains->saturation == EXPONENTIAL) {
+        if (second) pass_budgets(pass, EXPONENTIAL, part);
+        else pass_intercepts(pass, EXPONENTIAL, part);
+    } else {
+        if (second) pass_budgets(pass, FIRST_SUCCESS, part);
+        else pass_intercepts(pass, FIRST_SUCCESS, part);
+    }
+}
+
+static void run_pass(const coba_pass *pass, int second, coba_part *parts, int threads) {
+    const int64_t prompts = pass->gains->prompts, blocks = (prompts + BLOCK - 1) / BLOCK;
+    for (int t = 0; t < threads; t++) {
+        coba_part *part = &parts[t];
+        *part = (coba_part){blocks * t / threads * BLOCK, blocks * (t + 1) / threads * BLOCK, 0, 0, 0, 0.0, part->near};
+        if (part->to > prompts) part->to = prompts;
+    }
+    if (threads == 1) {
+        run_part(pass, second, parts);
+        return;
+    }
+    PRAGMA(omp parallel for num_threads(threads))
+    for (int t = 0; t < threads; t++) run_part(pass, second, &parts[t]);
+}
+
+/* Two passes over the pass rates and nothing kept but the budgets. 1 if that did it, 0 if not (many prompts alike, and
+   then budgets are undefined), -1 if memory runs out. */
+INLINE int lines_streamed(const coba_gains *g, const int saturation, int64_t low, int64_t high, int64_t total,
+                          int64_t *budgets, int threads) {
+    const int64_t prompts = g->prompts, blocks = (prompts + BLOCK - 1) / BLOCK;
+    const double room = 4.0 * shortfall(prompts);
+    const int64_t few = 64 + (int64_t)(8.0 * room);
+    double *sample_a = malloc(2 * SAMPLE * sizeof *sample_a), *sample_inverse = sample_a + SAMPLE;
+    coba_unit *near = malloc((size_t)(few * threads) * sizeof *near);
+    coba_part *parts = calloc((size_t)threads, sizeof *parts);
+    int result = -1;
+    if (!sample_a || !near || !parts) goto done;
+    for (int64_t i = 0; i < SAMPLE / BLOCK; i++) {
+        double k[BLOCK];
+        coefficients(g, saturation, i * (blocks - 1) / (SAMPLE / BLOCK) * BLOCK, BLOCK, sample_a + i * BLOCK, k,
+                     (double *)0);
+        invert(BLOCK, sample_a + i * BLOCK, k, sample_inverse + i * BLOCK);
+    }
+    const double theta = newton(sample_a, sample_inverse, SAMPLE, (double)low, (double)high,
+                                (double)total * ((double)SAMPLE / (double)prompts));
+    for (int t = 0; t < threads; t++) parts[t].near = near + t * few;
+    coba_pass pass = {g, low, high, few, theta, 0.0, budgets};
+    run_pass(&pass, 0, parts, threads);
+    int64_t units = 0, edges = 0, count = 0;
+    double slope = 0.0;
+    for (int t = 0; t < threads; t++) {
+        units += parts[t].units;
+        edges += parts[t].edges;
+        slope += parts[t].slope;
+    }
+    result = 0;
+    if (total >= (prompts - edges) * high + edges * low || !(slope > 0.0)) goto done;
+    pass.theta = theta + ((double)(units - total) + room) / slope;
+    pass.edge = pass.theta - 2.0 * room / slope;
+    run_pass(&pass, 1, parts, threads);
+    units = 0;
+    for (int t = 0; t < threads; t++) {
+        if (parts[t].count > few) goto done;
+        units += parts[t].units;
+        memmove(near + count, parts[t].near, (size_t)parts[t].count * sizeof *near);
+        count += parts[t].count;
+    }
+    if (units <= total && count >= total - units) {
+        select_first(near, count, total - units);
+        give(near, total - units, budgets);
+        result = 1;
+    }
+done:
+    free(sample_a);
+    free(near);
+    free(parts);
+    return result;
+}
+
+INLINE int threshold_lines(const coba_gains *g, const int saturation, int64_t low, int64_t high, int64_t total,
+                           int64_t *budgets, int threads) {
+    if (g->prompts >= STREAMED) {
+        const int found = lines_streamed(g, saturation, low, high, total, budgets, threads);
+        if (found) return found < 0 ? found : 0;
+    }
+    return lines_kept(g, saturation, low, high, total, budgets);
+}
+
+#endif
