@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from coba_core import kernels
 from coba_core.groups import is_tensor
-from coba_core.kernels.numpy_backend import Floats, Form, Gains, Ints
+from coba_core.kernels.numpy_backend import Gains, Ints
 from coba_core.schedules import CapabilitySchedule
 from coba_core.values import AnyValue, CapabilityValue, CustomValue, GainTable, Value
 
@@ -20,6 +20,7 @@ class BudgetError(ValueError):
 
 
 _PUBLISHED = CapabilitySchedule()
+_LARGEST = 2**31 - 1
 
 
 @overload
@@ -75,62 +76,51 @@ def allocate(
     >>> allocate([0.4, 0.1], 6, high=16, value=KnapsackValue())
     array([4, 2])
     """
-    if is_tensor(pass_rates):
+    if type(pass_rates) is not np.ndarray and is_tensor(pass_rates):
         return _allocate_tensor(pass_rates, total_budget, low, high, value, solver, backend, threads)
     p = np.ascontiguousarray(pass_rates, dtype=np.float64)
-    if p.ndim != 1:
-        if np.ndim(pass_rates) != 1:
-            raise ValueError(f"pass_rates has shape {np.shape(pass_rates)}, not [prompts]")
+    if p.ndim != 1 or np.ndim(pass_rates) != 1:
+        raise ValueError(f"pass_rates has shape {np.shape(pass_rates)}, not [prompts]")
     total, low, high = operator.index(total_budget), operator.index(low), operator.index(high)
-    size = len(p)
-    if low < 0 or low > high:
+    size = p.shape[0]
+    if not 0 <= low <= high:
         raise ValueError(f"low is {low} and high is {high}: 0 <= low <= high does not hold")
     if not size * low <= total <= size * high:
         raise BudgetError(
             f"total_budget is {total}; {size} prompts with budgets in [{low}, {high}] take "
             f"from {size * low} to {size * high}"
         )
+    if max(size, high) >= _LARGEST:
+        raise ValueError(f"{size} prompts with budgets up to {high}: both must be below {_LARGEST}")
     if threads < 1:
         raise ValueError(f"threads is {threads}, not at least 1")
-    module = kernels.select(backend, "threshold" if solver == "auto" else solver, isinstance(value, CustomValue))
-    if size == 0:
-        return np.empty(0, dtype=np.int64)
-    solve = getattr(module, "threshold" if solver == "auto" else solver)
-    check_pass_rates(p)
+    solver = "threshold" if solver == "auto" else solver
+    module = kernels.select(backend, solver, type(value) is CustomValue)
+    if (wrong := module.first_invalid(p)) >= 0:
+        raise ValueError(f"pass_rates[{wrong}] is {p[wrong]}, not in [0, 1]")
     if value is None:
-        value = CapabilityValue(*_PUBLISHED.at(1.0 - float(p.mean())))
+        value = CapabilityValue(*_PUBLISHED.at(1.0 - float(p.mean()) if size else 0.5))
     elif low < value.concave_from:
         raise ValueError(
             f"low is {low}, below {value.concave_from}, from where the gains of this value fall: "
             "an allocation by gains would be wrong"
         )
-    source = _source(value, p, low, high)
-    if threads > 1 and module.__name__.endswith("cython_backend") and solve is module.threshold:
-        return solve(p, source, low, high, total, threads)
-    return solve(p, source, low, high, total)
-
-
-def check_pass_rates(p: Floats) -> None:
-    """ValueError naming the first pass rate that is NaN or outside [0, 1]."""
-    if not (p.min() >= 0.0 and p.max() <= 1.0):
-        i = int((~((p >= 0.0) & (p <= 1.0))).argmax())
-        raise ValueError(f"pass_rates[{i}] is {p[i]}, not in [0, 1]")
-
-
-def _source(value: AnyValue, p: Floats, low: int, high: int) -> Gains | CustomValue:
+    source: Gains | CustomValue
     if isinstance(value, Value):
-        form = value.form
-        for name, x in zip(Form._fields[1:], form[1:], strict=True):
-            if isinstance(x, np.ndarray) and x.shape != p.shape:
-                raise ValueError(f"the value's {name} has one number a prompt, {x.shape}, for pass_rates of {p.shape}")
-        return form
-    if isinstance(value, GainTable):
-        if value.table.shape[0] != len(p) or value.table.shape[1] < high:
-            raise ValueError(f"gains has shape {value.table.shape}, not [{len(p)}, at least {high}]")
-        return value.table
-    if isinstance(value, CustomValue):
-        return value
-    raise ValueError(f"value is {value!r}, not one of coba_core.values")
+        source = value.form
+        if value.prompts is not None and value.prompts != size:
+            raise ValueError(f"the value has parameters for {value.prompts} prompts, pass_rates {size}")
+    elif isinstance(value, GainTable):
+        source = value.table
+        if source.shape[0] != size or source.shape[1] < high:
+            raise ValueError(f"gains has shape {source.shape}, not [{size}, at least {high}]")
+    elif isinstance(value, CustomValue):
+        source = value
+    else:
+        raise ValueError(f"value is {value!r}, not one of coba_core.values")
+    if threads > 1 and solver == "threshold":
+        return module.threshold(p, source, low, high, total, threads)
+    return getattr(module, solver)(p, source, low, high, total)
 
 
 def _allocate_tensor(

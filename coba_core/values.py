@@ -49,6 +49,8 @@ def log_beta(alpha: Parameter, beta: Parameter) -> Parameter:
     >>> round(log_beta(2.0, 3.0), 12) == round(math.log(1 / 12), 12)
     True
     """
+    if isinstance(alpha, float) and isinstance(beta, float):
+        return _log_beta_of(alpha, beta)
     a, b = np.asarray(alpha, dtype=np.float64), np.asarray(beta, dtype=np.float64)
     a, b = (x.copy() for x in np.broadcast_arrays(a, b))
     climbed = np.zeros_like(a)
@@ -65,19 +67,36 @@ def log_beta(alpha: Parameter, beta: Parameter) -> Parameter:
         + _stirling_rest(b)
         - _stirling_rest(total)
     )
-    result = stirling + climbed
-    return float(result) if result.ndim == 0 else result
+    return stirling + climbed  # type: ignore[no-any-return]
 
 
-def _stirling_rest(x: Floats) -> Floats:
-    """ln Γ(x) - ((x-½) ln x - x + ½ ln 2π) for x >= 10."""
-    inverse = 1.0 / x
-    square = inverse * inverse
-    return inverse * np.polynomial.polynomial.polyval(square, _STIRLING)  # type: ignore[no-any-return]
+def _log_beta_of(a: float, b: float) -> float:
+    """:func:`log_beta` of two numbers, without the cost of arrays."""
+    climbed = 0.0
+    while a < 10.0:
+        climbed += math.log1p(b / a)
+        a += 1.0
+    while b < 10.0:
+        climbed += math.log1p(a / b)
+        b += 1.0
+    total = a + b
+    stirling = 0.5 * math.log(2.0 * math.pi * total / (a * b)) - a * math.log1p(b / a) - b * math.log1p(a / b)
+    return stirling + _stirling_rest(a) + _stirling_rest(b) - _stirling_rest(total) + climbed
+
+
+def _stirling_rest(x: Any) -> Any:
+    """ln Γ(x) - ((x-½) ln x - x + ½ ln 2π) for x >= 10, of a number or an array."""
+    square = 1.0 / (x * x)
+    rest = _STIRLING[-1]
+    for coefficient in _STIRLING[-2::-1]:
+        rest = rest * square + coefficient
+    return rest / x
 
 
 def _parameter(name: str, x: Any, *, positive: bool = False) -> Parameter:
     """x as a float or float64 [M]; finite (and above 0 if positive)."""
+    if isinstance(x, float) and math.isfinite(x) and (x > 0.0 or not positive):
+        return x
     array = np.asarray(x, dtype=np.float64)
     if array.ndim > 1:
         raise ValueError(f"{name} is a number or one number a prompt, not an array of shape {array.shape}")
@@ -180,7 +199,7 @@ class Exponential(Saturation):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "tau", _parameter("tau", self.tau, positive=True))
-        if np.any(np.asarray(self.tau) < 1e-300):
+        if np.min(self.tau) < 1e-300:
             raise ValueError(f"tau is {np.min(self.tau)}, too small: 1/tau is not finite")
 
     def form(self, a: Parameter, b: Parameter, c: Parameter) -> Form:
@@ -295,6 +314,14 @@ class Value(AnyValue):
         form = self.saturation.form(*self.preference.exponents())
         return form if self.factors is None else form._replace(log_scale=form.log_scale - np.log(self.factors))
 
+    @cached_property
+    def prompts(self) -> int | None:
+        """How many prompts the per-prompt parameters are for; None if there are none."""
+        sizes = {x.shape[0] for x in self.form[1:] if isinstance(x, np.ndarray)}
+        if len(sizes) > 1:
+            raise ValueError(f"the value's parameters are for different numbers of prompts: {sorted(sizes)}")
+        return sizes.pop() if sizes else None
+
     def log_gains(self, pass_rates: npt.ArrayLike, budgets: npt.ArrayLike) -> Floats:
         p = np.asarray(pass_rates, dtype=np.float64)
         return log_gains(p, self.form, np.asarray(budgets, dtype=np.int64))
@@ -402,6 +429,11 @@ class CustomValue(AnyValue):
         p, b = np.asarray(pass_rates, dtype=np.float64), np.asarray(budgets, dtype=np.int64)
         gains = np.array([self.gain(x, n) for x, n in zip(p.tolist(), b.tolist(), strict=True)], dtype=np.float64)
         return gains if self.factors is None else gains * self.factors
+
+    def table(self, pass_rates: Floats, low: int, high: int) -> Floats:
+        """Gains at budgets low .. high-1, [M, high-low]."""
+        columns = [self.gains(pass_rates, np.full(len(pass_rates), b)) for b in range(low, high)]
+        return np.stack(columns, axis=1) if columns else np.empty((len(pass_rates), 0))
 
     def reweighted(self, factors: Floats) -> CustomValue:
         other = CustomValue(self.gain, self.concave_from)

@@ -27,6 +27,7 @@ cdef extern from "kernels.h":
         int64_t width
     ctypedef struct coba_kernels:
         const char *name
+        int64_t (*first_invalid)(const double *, int64_t) noexcept nogil
         int (*log_gains)(const coba_gains *, const int64_t *, double *, int) noexcept nogil
         int (*log_gain_table)(const coba_gains *, int64_t, int64_t, double *) noexcept nogil
         int (*heap)(const coba_gains *, int64_t, int64_t, int64_t, int64_t *) noexcept nogil
@@ -112,6 +113,15 @@ cdef object _batch(const double[::1] p, object form, const int64_t[::1] budgets,
         with nogil:
             code = kernels.log_gains(&g.c, &budgets[0], &out[0], exponentiate)
     return _done(code, result)
+
+
+def first_invalid(const double[::1] p):
+    """Index of the first pass rate that is NaN or outside [0, 1]; -1 if there is none."""
+    cdef int64_t index = -1
+    if p.shape[0]:
+        with nogil:
+            index = kernels.first_invalid(&p[0], p.shape[0])
+    return index
 
 
 def log_gains(const double[::1] p, object form, const int64_t[::1] budgets):

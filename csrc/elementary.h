@@ -2,7 +2,7 @@
 
    The same operations in the same order stand in coba_core/kernels/numpy_backend.py: every backend and every
    instruction set rounds alike, so budgets are the same bit for bit. For that, no contraction to fused multiply-add
-   (-ffp-contract=off). Coefficients: csrc/fit_polynomials.py. Both functions are within one ulp (tests/kernels). */
+   (-ffp-contract=off). Coefficients: csrc/fit_polynomials.py. Both functions are within one ulp (tests/kernels/test_elementary.py). */
 #ifndef COBA_ELEMENTARY_H
 #define COBA_ELEMENTARY_H
 
@@ -77,7 +77,7 @@ INLINE double exponential(double x) {
     double y = x > -746.0 ? x : -746.0;
     y = y < 710.0 ? y : 710.0;
     const double n = (y * LOG2_E + ROUND) - ROUND;
-    const double r = (y - n * LN2_HIGH) - n * LN2_LOW;
+    const double high = y - n * LN2_HIGH, low = n * LN2_LOW, r = high - low, lost = (high - r) - low;
     double q = 2.510038549551032e-08;
     q = q * r + 2.7620088445409746e-07;
     q = q * r + 2.7557268459997064e-06;
@@ -90,7 +90,7 @@ INLINE double exponential(double x) {
     q = q * r + 0.5000000000000001;
     /* 2^n in two factors: the result may be subnormal */
     const double half = (n * 0.5 + ROUND) - ROUND;
-    const double scaled = (1.0 + (r + (r * r) * q)) * from_bits((bits_of(half + ROUND) << 52) + ONE);
+    const double scaled = (1.0 + (r + ((r * r) * q + lost))) * from_bits((bits_of(half + ROUND) << 52) + ONE);
     return scaled * from_bits((bits_of((n - half) + ROUND) << 52) + ONE);
 }
 

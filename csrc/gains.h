@@ -110,7 +110,7 @@ INLINE void coefficients(const coba_gains *g, const int saturation, int64_t from
 /* The log gain of one more rollout at `budget`. */
 INLINE double log_gain(const int saturation, double a, double k, double d, double budget) {
     if (saturation == EXPONENTIAL) return a - k * budget;
-    if (saturation == FIRST_SUCCESS) return budget == 0.0 ? a : a - k * budget;
+    if (saturation == FIRST_SUCCESS) return budget == 0.0 ? a : (k < INFINITY ? a - k * budget : -INFINITY);
     if (saturation == MIXED_GROUP) {
         const double share = exponential(-(d * (budget - 1.0))), sum = 1.0 + share;
         return (a - k * (budget - 1.0)) + log_sum(sum, share - (sum - 1.0));

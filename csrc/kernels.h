@@ -21,6 +21,7 @@ typedef struct {
 /* Each returns 0, or -1 if memory runs out. */
 typedef struct {
     const char *name;
+    int64_t (*first_invalid)(const double *p, int64_t prompts); /* the first pass rate outside [0, 1] or NaN, or -1 */
     int (*log_gains)(const coba_gains *, const int64_t *budgets, double *out, int exponentiate);
     int (*log_gain_table)(const coba_gains *, int64_t low, int64_t high, double *out);
     int (*heap)(const coba_gains *, int64_t low, int64_t high, int64_t total, int64_t *budgets);

@@ -7,6 +7,15 @@
 #define TEXT(x) #x
 #define TEXT_OF(x) TEXT(x)
 
+static int64_t first_invalid(const double *p, int64_t prompts) {
+    int64_t valid = 0;
+    PRAGMA(omp simd reduction(+ : valid))
+    for (int64_t i = 0; i < prompts; i++) valid += ((p[i] >= 0.0) & (p[i] <= 1.0)) ? 1 : 0;
+    if (valid == prompts) return -1;
+    for (int64_t i = 0;; i++)
+        if (!(p[i] >= 0.0 && p[i] <= 1.0)) return i;
+}
+
 /* Coefficients of every prompt, [prompts] each; 0 if memory runs out. */
 static double *all_coefficients(const coba_gains *g, coba_units *u) {
     const int64_t prompts = g->prompts;
@@ -55,4 +64,4 @@ static int threshold(const coba_gains *g, int64_t low, int64_t high, int64_t tot
     return result;
 }
 
-const coba_kernels NAMED(coba_kernels_, TARGET) = {TEXT_OF(TARGET), log_gains, log_gain_table, heap, threshold};
+const coba_kernels NAMED(coba_kernels_, TARGET) = {TEXT_OF(TARGET), first_invalid, log_gains, log_gain_table, heap, threshold};

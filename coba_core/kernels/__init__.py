@@ -86,14 +86,13 @@ def available() -> dict[str, tuple[bool, str]]:
     return {backend.name: backend.usable() for backend in BACKENDS}
 
 
-def select(backend: str, solver: str, custom: bool) -> ModuleType:
-    """The module that will run: backend "auto" or a name; ValueError if a named one cannot."""
-    name = os.environ.get("COBA_CORE_BACKEND", "auto") if backend == "auto" else backend
-    return _select(name, solver, custom)
+DEFAULT = os.environ.get("COBA_CORE_BACKEND", "auto")
 
 
 @cache
-def _select(name: str, solver: str, custom: bool) -> ModuleType:
+def select(backend: str, solver: str, custom: bool) -> ModuleType:
+    """The module that will run: backend "auto" or a name; ValueError if a named one cannot."""
+    name = DEFAULT if backend == "auto" else backend
     if solver not in SOLVERS:
         raise ValueError(f"solver is {solver!r}, not one of 'auto', {', '.join(map(repr, SOLVERS))}")
     names = [b.name for b in BACKENDS]

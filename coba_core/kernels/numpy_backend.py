@@ -16,7 +16,7 @@ that every backend and every instruction set rounds alike and ties fall alike.
 from __future__ import annotations
 
 import heapq
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -92,14 +92,16 @@ def exp(x: Floats) -> Floats:
     """e^x to about one ulp, 0 below -745.2 and inf above 709.8."""
     y = np.minimum(np.maximum(x, -746.0), 710.0)
     n = (y * LOG2_E + ROUND) - ROUND
-    r = (y - n * LN2_HIGH) - n * LN2_LOW
+    high, low = y - n * LN2_HIGH, n * LN2_LOW
+    r = high - low
+    lost = (high - r) - low
     q = np.full_like(r, EXP[9])
     for c in EXP[8::-1]:
         q = q * r + c
     half = ((n * 0.5 + ROUND) - ROUND).astype(np.int64)  # 2^n in two factors: the result may be subnormal
     rest = n.astype(np.int64) - half
     with np.errstate(over="ignore", under="ignore"):
-        scaled = (1.0 + (r + (r * r) * q)) * ((half + 1023) << 52).view(np.float64)
+        scaled = (1.0 + (r + ((r * r) * q + lost))) * ((half + 1023) << 52).view(np.float64)
         return scaled * ((rest + 1023) << 52).view(np.float64)
 
 
@@ -124,7 +126,8 @@ def coefficients(p: Floats, form: Form) -> tuple[Floats, Floats, Floats]:
             a = a + np.where(k > 0.5, log_sum(rest, (1.0 - rest) - decay) - log_sum(k), t)
         elif form.saturation == FIRST_SUCCESS:
             k = np.where(p == 1.0, np.inf, -log_q)
-            solved = np.where(form.q_exponent == 0.0, -np.asarray(form.log_scale), np.negative(np.sign(form.q_exponent)) * np.inf)
+            pull = np.sign(form.q_exponent)  # the weight at p = 1: 1/e^c, or none, or without end
+            solved = np.where(pull == 0.0, np.negative(form.log_scale), np.where(pull > 0.0, -np.inf, np.inf))
             a = np.where(p == 1.0, solved, a)
             edge = p == 0.0
         elif form.saturation == MIXED_GROUP:
@@ -137,16 +140,22 @@ def coefficients(p: Floats, form: Form) -> tuple[Floats, Floats, Floats]:
 
 def log_gain(saturation: int, a: Floats, k: Floats, d: Floats, budget: Floats) -> Floats:
     """The log gain of one more rollout at float64 budgets that broadcast against a, k, d."""
-    with np.errstate(invalid="ignore", divide="ignore"):
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         if saturation == EXPONENTIAL:
             return a - k * budget
         if saturation == FIRST_SUCCESS:
-            return np.where(budget == 0.0, a, a - k * budget)
+            return np.where(budget == 0.0, a, np.where(k < np.inf, a - k * budget, -np.inf))
         if saturation == MIXED_GROUP:
             share = exp(-(d * (budget - 1.0)))
             total = 1.0 + share
             return (a - k * (budget - 1.0)) + log_sum(total, share - (total - 1.0))
         return a - log_sum(budget * (budget + 1.0))
+
+
+def first_invalid(p: Floats) -> int:
+    """Index of the first pass rate that is NaN or outside [0, 1]; -1 if there is none."""
+    wrong = ~((p >= 0.0) & (p <= 1.0))
+    return int(wrong.argmax()) if wrong.any() else -1
 
 
 def log_gains(p: Floats, form: Form, budgets: Ints) -> Floats:
@@ -165,8 +174,11 @@ def log_gain_table(p: Floats, form: Form, low: int, high: int) -> Floats:
     return log_gain(form.saturation, a, k, d, np.arange(low, high, dtype=np.float64)[None, :])
 
 
-def _table(p: Floats, source: Gains, low: int, high: int) -> Floats:
-    return log_gain_table(p, source, low, high) if isinstance(source, Form) else source[:, low:high]
+def _table(p: Floats, source: Any, low: int, high: int) -> Floats:
+    """What to order units by, [M, high-low]: log gains of a form, gains of a table or of a user's function."""
+    if isinstance(source, Form):
+        return log_gain_table(p, source, low, high)
+    return source[:, low:high] if isinstance(source, np.ndarray) else source.table(p, low, high)  # type: ignore[no-any-return]
 
 
 def reference(p: Floats, source: Gains, low: int, high: int, total: int) -> Ints:
@@ -196,7 +208,7 @@ def heap(p: Floats, source: Gains, low: int, high: int, total: int) -> Ints:
     return budgets
 
 
-def threshold(p: Floats, source: Gains, low: int, high: int, total: int) -> Ints:
+def threshold(p: Floats, source: Gains, low: int, high: int, total: int, threads: int = 1) -> Ints:
     """The cut θ* = the smallest gain taken, by bisection on the floating-point numbers; then the units that equal it.
 
     O(M) memory. Each halving narrows the counts between which a prompt's budget at the new θ must lie.
@@ -209,10 +221,11 @@ def threshold(p: Floats, source: Gains, low: int, high: int, total: int) -> Ints
         def gain(budget: Ints) -> Floats:
             return log_gain(form.saturation, *parts, budget.astype(np.float64))
     else:
-        table = source
+        table = _table(p, source, 0 if isinstance(source, np.ndarray) else low, high)
+        first = 0 if isinstance(source, np.ndarray) else low
 
         def gain(budget: Ints) -> Floats:
-            return table[rows, budget]
+            return table[rows, budget - first]
 
     def count(theta: float, fewest: Ints, most: Ints) -> Ints:
         """Budgets at which the next gain is no longer above theta, known to lie in [fewest, most]."""
@@ -288,10 +301,11 @@ def dp(p: Floats, source: Gains, low: int, high: int, total: int) -> Ints:
     for i in range(len(p) - 1, -1, -1):
         budgets[i] = low + int(choice[i, spare])
         spare -= int(choice[i, spare])
-    return settle_ties(table, budgets, low, high, float(values.max(initial=0.0)) * len(p))
+    logs = isinstance(source, Form)
+    return settle_ties(table, budgets, low, high, float(values.max(initial=0.0)) * len(p), logs)
 
 
-def settle_ties(table: Floats, budgets: Ints, low: int, high: int, scale: float) -> Ints:
+def settle_ties(table: Floats, budgets: Ints, low: int, high: int, scale: float, logs: bool) -> Ints:
     """Moves units between prompts whose gains a sum of size `scale` cannot tell apart, towards the canonical order."""
     budgets = budgets.copy()
     rows = np.arange(len(budgets))
@@ -307,7 +321,8 @@ def settle_ties(table: Floats, budgets: Ints, low: int, high: int, scale: float)
         candidates = np.flatnonzero(shrink)
         j = candidates[np.lexsort((-candidates, -budgets[candidates], last_gain[candidates]))[0]]
         better = (next_gain[i], -budgets[i], -i) > (last_gain[j], -(budgets[j] - 1), -j)
-        alike = next_gain[i] == last_gain[j] or abs(np.exp(next_gain[i]) - np.exp(last_gain[j])) <= floor
+        step = np.exp(next_gain[i]) - np.exp(last_gain[j]) if logs else next_gain[i] - last_gain[j]
+        alike = next_gain[i] == last_gain[j] or abs(step) <= floor
         if i == j or not better or not alike:
             break
         budgets[i] += 1
