@@ -91,20 +91,30 @@ SOLVERS = [
     for name in kernels.SOLVERS
     if name in next(b.solvers for b in kernels.BACKENDS if b.name == implementation.backend)
 ]
-EXACT_SOLVERS = [solver for solver in SOLVERS if solver.name in ("threshold", "heap", "reference")]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """`solver`: all of them; `exact_solver`: those that compare gains one by one; `implementation`: the kernels."""
+    """A test runs once for each: `solver`, `large_solver` (no table of gains), `implementation`, `compiled`."""
     for name, choices in (
         ("solver", SOLVERS),
-        ("exact_solver", EXACT_SOLVERS),
         ("large_solver", [solver for solver in SOLVERS if solver.name in ("threshold", "heap")]),
         ("implementation", IMPLEMENTATIONS),
         ("compiled", [x for x in IMPLEMENTATIONS if x.backend != "numpy"]),
     ):
         if name in metafunc.fixturenames:
             metafunc.parametrize(name, choices, ids=str)
+
+
+@pytest.fixture(scope="session")
+def exact_solvers() -> list[Solver]:
+    """The solvers that compare gains one by one: from the same floating-point gains the same budgets."""
+    return [solver for solver in SOLVERS if solver.name in ("threshold", "heap")]
+
+
+@pytest.fixture(scope="session")
+def dp_solvers() -> list[Solver]:
+    """The dynamic programmes, which add gains up."""
+    return [solver for solver in SOLVERS if solver.name == "dp"]
 
 
 @pytest.fixture(scope="session")
