@@ -110,6 +110,7 @@ def _parser() -> argparse.ArgumentParser:
     root = argparse.ArgumentParser(prog="coba-core", description="Exact allocation of rollouts to prompts.")
     commands = root.add_subparsers(dest="command", required=True, metavar="command")
     command.add_train_arguments(commands.add_parser("train", help="train a policy with GRPO"))
+    command.add_compare_arguments(commands.add_parser("compare", help="methods and seeds at the same total rollouts"))
     allocate = commands.add_parser("allocate", help="pass rates in, budgets out")
     allocate.add_argument("file", help="CSV with a header, or JSONL")
     allocate.add_argument("--column", default="pass_rate", help="the column of pass rates [%(default)s]")

@@ -54,3 +54,34 @@ def run_train(arguments: argparse.Namespace) -> int:
     )
     print(json.dumps(summary))
     return 130 if summary["interrupted"] else 0
+
+
+def add_compare_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    """Arguments of ``coba-core compare``."""
+    parser.add_argument(
+        "--method", action="append", metavar="METHOD",
+        help='an allocator by name, or a label and settings: "e3 allocator=rank entropy_temperature={}"; may be '
+        "repeated [uniform, coba, knapsack]",
+    )  # fmt: skip
+    parser.add_argument("--seeds", type=int, default=3, help="seeds, from the configured one on [%(default)s]")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time, each in its own process [%(default)s]")
+    parser.add_argument("--quiet", action="store_true", help="no progress bar")
+    add_config_arguments(parser)
+    parser.set_defaults(run=run_compare)
+    return parser
+
+
+def run_compare(arguments: argparse.Namespace) -> int:
+    for name in ("seeds", "jobs"):
+        if getattr(arguments, name) < 1:
+            raise ValueError(f"--{name}: must be at least 1, got {getattr(arguments, name)}")
+    from pathlib import Path
+
+    from .compare import compare
+
+    config = load_config(arguments.config).override(assignments(arguments))
+    output = Path(config.output) if config.output != TrainConfig.output else Path("out/compare")
+    methods = arguments.method or ["uniform", "coba", "knapsack"]
+    print(compare(config, methods, seeds=arguments.seeds, output=output, jobs=arguments.jobs, progress=not arguments.quiet))
+    print(f"written to {output}: table.md, picture.png, runs/")
+    return 0
