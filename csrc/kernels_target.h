@@ -1,6 +1,6 @@
 /* Included once a target, after its instruction set is switched on; defines coba_kernels_<TARGET>. */
 #include "heap.h"
-#include "lines.h"
+#include "newton.h"
 
 #define JOIN(x, y) x##y
 #define NAMED(x, y) JOIN(x, y)
@@ -51,15 +51,16 @@ static int threshold(const coba_gains *g, int64_t low, int64_t high, int64_t tot
     }
     coba_units u = {prompts, low, high, g->table, 0, 0, g->width};
     if (g->saturation == TABLE) return threshold_bisection(TABLE, &u, total, budgets);
-    if (g->saturation == EXPONENTIAL) return threshold_lines(g, EXPONENTIAL, low, high, total, budgets, threads);
-    int solved = 0; /* p = 1 has one unit of FIRST_SUCCESS and then none: no line */
-    for (int64_t i = 0; i < prompts; i++) solved |= g->p[i] == 1.0;
-    if (g->saturation == FIRST_SUCCESS && !solved)
-        return threshold_lines(g, FIRST_SUCCESS, low, high, total, budgets, threads);
+    int result = -1, solved = 0; /* p = 1 has one unit of FIRST_SUCCESS and then none: no root */
+    if (g->saturation == FIRST_SUCCESS)
+        for (int64_t i = 0; i < prompts; i++) solved |= g->p[i] == 1.0;
+    if (!solved) {
+        FOR_SATURATION(g->saturation, result = threshold_newton(g, saturation, low, high, total, budgets, threads))
+        return result;
+    }
     double *memory = all_coefficients(g, &u);
-    int result = -1;
     if (!memory) return result;
-    FOR_SATURATION(g->saturation, result = threshold_bisection(saturation, &u, total, budgets))
+    result = threshold_bisection(FIRST_SUCCESS, &u, total, budgets);
     free(memory);
     return result;
 }

@@ -1,7 +1,7 @@
 /* The cut: θ* = the smallest gain taken. Every unit above it is given, units that equal it by the canonical order.
 
-   For any concave gain: bisection on θ, with counts that stay bracketed prompt by prompt. Straight lines have a faster
-   way (lines.h). */
+   For any concave gain: bisection on θ, with counts that stay bracketed prompt by prompt. Forms have a faster
+   way (newton.h). */
 #ifndef COBA_THRESHOLD_H
 #define COBA_THRESHOLD_H
 

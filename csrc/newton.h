@@ -1,10 +1,10 @@
-/* The cut for log gains that are straight lines in B, a - kB (EXPONENTIAL, FIRST_SUCCESS).
+/* The cut by Newton steps, for log gains that have a root in closed form or nearly so: every form.
 
-   θ comes near by Newton steps on the piecewise-linear count of units above it, the first ones on a sample. A last pass
-   sets every budget exactly at a θ that leaves a few units over; these go to the best of the units just below. Nothing
-   that brings θ near needs to be exact. */
-#ifndef COBA_LINES_H
-#define COBA_LINES_H
+   θ comes near by Newton steps on the count of units above it, the first ones on a sample. A last pass sets every
+   budget exactly at a θ that leaves a few units over; these go to the best of the units just below. Nothing that
+   brings θ near needs to be exact. */
+#ifndef COBA_NEWTON_H
+#define COBA_NEWTON_H
 
 #include "threshold.h"
 
@@ -26,39 +26,65 @@ INLINE int64_t invert(int64_t n, const double *restrict a, const double *restric
     return edges;
 }
 
-/* Σ clip((a-θ)/k rounded up, low, high), to one unit a prompt. */
-INLINE coba_count count_lines(int64_t n, const double *restrict a, const double *restrict inverse, double low,
-                              double high, double theta) {
+/* Where the log gain crosses θ, and there 1/|its derivative|: units a step of θ. */
+INLINE double root(const int saturation, double a, double k, double d, double inverse, double theta, double *slope) {
+    *slope = inverse;
+    if (saturation == MIXED_GROUP) { /* a line and a term that dies out: a fixed point, from the line */
+        double share = 0.0, b = 1.0;
+        for (int step = 0; step < 3; step++) {
+            share = step == 0 ? 0.0 : exponential(-(d * (b - 1.0)));
+            const double sum = 1.0 + share;
+            b = ((a + (step == 0 ? 0.0 : log_sum(sum, share - (sum - 1.0)))) - theta) * inverse + 1.0;
+            b = b > 1.0 ? b : 1.0;
+        }
+        *slope = 1.0 / (k + d * share / (1.0 + share));
+        return b;
+    }
+    if (saturation == INVERSE_VARIANCE) { /* B(B+1) = e^(a-θ) */
+        const double root = sqrt(exponential(a - theta) + 0.25);
+        *slope = 0.5 * root;
+        return root - 0.5;
+    }
+    return (a - theta) * inverse;
+}
+
+/* Σ clip(root rounded up, low, high), to about one unit a prompt. */
+INLINE coba_count count_units(const int saturation, int64_t n, const double *restrict a, const double *restrict k,
+                              const double *restrict d, const double *restrict inverse, double low, double high,
+                              double theta) {
     int64_t units = 0;
     double slope = 0.0;
     PRAGMA(omp simd reduction(+ : units, slope))
     for (int64_t i = 0; i < n; i++) {
-        double x = (a[i] - theta) * inverse[i] + 0.5;
+        double step;
+        double x = root(saturation, a[i], k[i], saturation == MIXED_GROUP ? d[i] : 0.0, inverse[i], theta, &step) + 0.5;
         x = x > low ? x : low;
         x = x < high ? x : high;
         units += (int64_t)(bits_of(x + ROUND) - ROUND_BITS);
-        slope += ((x > low) & (x < high)) ? inverse[i] : 0.0;
+        slope += ((x > low) & (x < high)) ? step : 0.0;
     }
     return (coba_count){units, slope, -INFINITY};
 }
 
 /* The same, exactly: budgets, and in `gains` the next gain of each prompt (-inf at high). An estimate that rounding has
    put beside the truth is seen by its gains, and settled one by one. */
-INLINE coba_count settle_lines(const int saturation, int64_t n, const double *restrict a, const double *restrict k,
-                               const double *restrict inverse, int64_t low, int64_t high, double theta,
-                               int64_t *restrict budgets, double *restrict gains) {
+INLINE coba_count settle(const int saturation, int64_t n, const double *restrict a, const double *restrict k,
+                         const double *restrict d, const double *restrict inverse, int64_t low, int64_t high,
+                         double theta, int64_t *restrict budgets, double *restrict gains) {
     const double least = (double)low, most = (double)high;
     int64_t units = 0;
     double slope = 0.0, next = -INFINITY, wrong = 0.0;
     PRAGMA(omp simd reduction(+ : units, slope, wrong) reduction(max : next))
     for (int64_t i = 0; i < n; i++) {
-        double x = (a[i] - theta) * inverse[i] + 0.5;
+        const double gap = saturation == MIXED_GROUP ? d[i] : 0.0;
+        double step;
+        double x = root(saturation, a[i], k[i], gap, inverse[i], theta, &step) + 0.5;
         x = x > least ? x : least;
         x = x < most ? x : most;
-        slope += ((x > least) & (x < most)) ? inverse[i] : 0.0;
+        slope += ((x > least) & (x < most)) ? step : 0.0;
         x = (x + ROUND) - ROUND;
-        const double now = log_gain(saturation, a[i], k[i], 0.0, x);
-        const double then = log_gain(saturation, a[i], k[i], 0.0, x - 1.0);
+        const double now = log_gain(saturation, a[i], k[i], gap, x);
+        const double then = log_gain(saturation, a[i], k[i], gap, x - 1.0);
         const double more = now > theta ? 1.0 : 0.0, fewer = then <= theta ? 1.0 : 0.0;
         wrong += (x < most ? more : 0.0) + (x > least ? fewer : 0.0);
         gains[i] = x < most ? now : -INFINITY;
@@ -68,7 +94,7 @@ INLINE coba_count settle_lines(const int saturation, int64_t n, const double *re
         budgets[i] = budget;
     }
     if (wrong == 0.0) return (coba_count){units, slope, next};
-    const coba_units u = {n, low, high, a, k, 0, 0};
+    const coba_units u = {n, low, high, a, k, d, 0};
     units = 0;
     next = -INFINITY;
     for (int64_t i = 0; i < n; i++) {
@@ -89,7 +115,7 @@ INLINE coba_count settle_lines(const int saturation, int64_t n, const double *re
 /* Units not yet given with gains of at least `edge`: adds those of prompts first .. first+n to `near`, which holds
    `few`; returns how many there are now, or more than few. */
 INLINE int64_t gather(const int saturation, int64_t first, int64_t n, const double *a, const double *k,
-                      const int64_t *budgets, const double *restrict gains, int64_t high, double edge, coba_unit *near,
+                      const double *d, const int64_t *budgets, const double *restrict gains, int64_t high, double edge, coba_unit *near,
                       int64_t count, int64_t few) {
     for (int64_t from = 0; from < n && count <= few; from += 16) {
         const int64_t to = from + 16 < n ? from + 16 : n;
@@ -102,7 +128,7 @@ INLINE int64_t gather(const int saturation, int64_t first, int64_t n, const doub
             for (int64_t b = budgets[i]; gain >= edge && b < high && count <= few; count++) {
                 if (count < few) near[count] = (coba_unit){gain, (int32_t)b, (int32_t)(first + i)};
                 b++;
-                gain = log_gain(saturation, a[i], k[i], 0.0, (double)b);
+                gain = log_gain(saturation, a[i], k[i], saturation == MIXED_GROUP ? d[i] : 0.0, (double)b);
             }
         }
     }
@@ -110,11 +136,12 @@ INLINE int64_t gather(const int saturation, int64_t first, int64_t n, const doub
 }
 
 /* θ at which n prompts have about `target` units, from a first guess: safeguarded Newton steps. */
-INLINE double newton(const double *a, const double *inverse, int64_t n, double low, double high, double target) {
+INLINE double newton(const int saturation, const double *a, const double *k, const double *d, const double *inverse,
+                     int64_t n, double low, double high, double target) {
     double theta = -4.0, up = INFINITY, down = -INFINITY, reach = 2.0;
     const double enough = 0.5 + 0.002 * (double)n;
     for (int step = 0; step < 24; step++) {
-        const coba_count c = count_lines(n, a, inverse, low, high, theta);
+        const coba_count c = count_units(saturation, n, a, k, d, inverse, low, high, theta);
         const double excess = (double)c.units - target;
         if (excess <= enough && excess >= -enough) break;
         if (excess > 0.0) down = theta;
@@ -134,26 +161,29 @@ INLINE double newton(const double *a, const double *inverse, int64_t n, double l
 /* How far short of the total to aim: some deviations of the rounding of all prompts. */
 INLINE double shortfall(int64_t prompts) { return 2.0 + 0.5 * sqrt((double)prompts); }
 
-/* ---- prompts whose coefficients are kept ---------------------------------------------------------------------- */
+/* ---- coefficients kept ------------------------------------------------------------------------------------------- */
 
-INLINE int lines_kept(const coba_gains *g, const int saturation, int64_t low, int64_t high, int64_t total,
+INLINE int newton_kept(const coba_gains *g, const int saturation, int64_t low, int64_t high, int64_t total,
                       int64_t *budgets) {
     const int64_t prompts = g->prompts;
     const double room = shortfall(prompts);
     const int64_t few = 64 + (int64_t)(8.0 * room);
     const int64_t sampled = prompts < 512 ? (prompts < 64 ? prompts : 64) : (prompts < 32768 ? prompts / 8 : 4096);
-    double *a = malloc((size_t)(4 * prompts + 2 * sampled) * sizeof *a), *k = a + prompts, *inverse = k + prompts;
-    double *gains = inverse + prompts, *sample_a = gains + prompts, *sample_inverse = sample_a + sampled;
+    const int gaps = saturation == MIXED_GROUP; /* the only form with a third coefficient */
+    double *a = malloc((size_t)((4 + gaps) * prompts + (3 + gaps) * sampled) * sizeof *a), *k = a + prompts;
+    double *inverse = k + prompts, *gains = inverse + prompts, *d = gains + prompts;
+    double *sample_a = d + gaps * prompts, *sample_k = sample_a + sampled, *sample_inverse = sample_k + sampled;
+    double *sample_d = sample_inverse + sampled;
     coba_unit *near = malloc((size_t)few * sizeof *near);
     int32_t *most = 0;
     int result = -1;
     if (!a || !near) goto done;
-    const coba_units u = {prompts, low, high, a, k, 0, 0};
+    const coba_units u = {prompts, low, high, a, k, d, 0};
 
     int64_t edges = 0;
     for (int64_t from = 0; from < prompts; from += BLOCK) {
         const int64_t n = prompts - from < BLOCK ? prompts - from : BLOCK;
-        coefficients(g, saturation, from, n, a + from, k + from, (double *)0);
+        coefficients(g, saturation, from, n, a + from, k + from, d + from);
         edges += invert(n, a + from, k + from, inverse + from);
     }
     if (total >= (prompts - edges) * high + edges * low) { /* the rest goes to prompts that gain nothing */
@@ -163,11 +193,13 @@ INLINE int lines_kept(const coba_gains *g, const int saturation, int64_t low, in
     for (int64_t i = 0; i < sampled; i++) {
         const int64_t at = i * prompts / sampled;
         sample_a[i] = a[at];
+        sample_k[i] = k[at];
         sample_inverse[i] = inverse[at];
+        if (gaps) sample_d[i] = d[at];
     }
-    double theta = newton(sample_a, sample_inverse, sampled, (double)low, (double)high,
+    double theta = newton(saturation, sample_a, sample_k, sample_d, sample_inverse, sampled, (double)low, (double)high,
                           (double)total * ((double)sampled / (double)prompts));
-    coba_count c = count_lines(prompts, a, inverse, (double)low, (double)high, theta);
+    coba_count c = count_units(saturation, prompts, a, k, d, inverse, (double)low, (double)high, theta);
     double up = INFINITY, down = -INFINITY; /* θ known to give at most, and at least, the total */
     for (int step = 0; step < 24; step++) {
         double to = c.slope > 0.0 ? theta + ((double)(c.units - total) + room) / c.slope : NAN;
@@ -176,7 +208,7 @@ INLINE int lines_kept(const coba_gains *g, const int saturation, int64_t low, in
             else if (!(to == to)) to = c.units > total ? theta + 1.0 : theta - 1.0;
         }
         theta = to;
-        c = settle_lines(saturation, prompts, a, k, inverse, low, high, theta, budgets, gains);
+        c = settle(saturation, prompts, a, k, d, inverse, low, high, theta, budgets, gains);
         if (c.units > total) {
             down = theta > down ? theta : down;
             continue;
@@ -191,7 +223,7 @@ INLINE int lines_kept(const coba_gains *g, const int saturation, int64_t low, in
             int64_t count = 0;
             for (double margin = (double)spare + room; count < spare; margin *= 2.0) {
                 const double edge = c.slope > 0.0 && margin < 8.0 * (double)few ? theta - margin / c.slope : c.next;
-                count = gather(saturation, 0, prompts, a, k, budgets, gains, high, edge, near, 0, few);
+                count = gather(saturation, 0, prompts, a, k, d, budgets, gains, high, edge, near, 0, few);
                 if (edge == c.next) break;
             }
             if (count >= spare && count <= few) {
@@ -227,7 +259,7 @@ done:
     return result;
 }
 
-/* ---- more prompts than fit in a cache -------------------------------------------------------------------------- */
+/* ---- lines of more prompts than fit in a cache ----------------------------------------------------------------------- */
 
 #define STREAMED 32768 /* from so many prompts on, coefficients are not kept */
 #define SAMPLE (64 * BLOCK)
@@ -265,7 +297,8 @@ INLINE void pass_intercepts(const coba_pass *pass, const int saturation, coba_pa
         double a[BLOCK], k[BLOCK], inverse[BLOCK];
         coefficients(pass->gains, saturation, from, n, a, k, (double *)0);
         part->edges += invert(n, a, k, inverse);
-        const coba_count c = count_lines(n, a, inverse, (double)pass->low, (double)pass->high, pass->theta);
+        const coba_count c =
+            count_units(saturation, n, a, k, (double *)0, inverse, (double)pass->low, (double)pass->high, pass->theta);
         part->units += c.units;
         part->slope += c.slope;
         memcpy(pass->budgets + from, a, (size_t)n * sizeof *a);
@@ -281,10 +314,10 @@ INLINE void pass_budgets(const coba_pass *pass, const int saturation, coba_part 
         memcpy(a, budgets, (size_t)n * sizeof *a);
         slopes(pass->gains, saturation, from, n, a, k);
         invert(n, a, k, inverse);
-        part->units +=
-            settle_lines(saturation, n, a, k, inverse, pass->low, pass->high, pass->theta, budgets, gains).units;
-        part->count = gather(saturation, from, n, a, k, budgets, gains, pass->high, pass->edge, part->near, part->count,
-                             pass->few);
+        part->units += settle(saturation, n, a, k, (double *)0, inverse, pass->low, pass->high, pass->theta, budgets,
+                              gains).units;
+        part->count = gather(saturation, from, n, a, k, (double *)0, budgets, gains, pass->high, pass->edge, part->near,
+                             part->count, pass->few);
     }
 }
 
@@ -316,24 +349,25 @@ static void run_pass(const coba_pass *pass, int second, coba_part *parts, int th
 
 /* Two passes over the pass rates and nothing kept but the budgets. 1 if that did it, 0 if not (many prompts alike, and
    then budgets are undefined), -1 if memory runs out. */
-INLINE int lines_streamed(const coba_gains *g, const int saturation, int64_t low, int64_t high, int64_t total,
+INLINE int newton_streamed(const coba_gains *g, const int saturation, int64_t low, int64_t high, int64_t total,
                           int64_t *budgets, int threads) {
     const int64_t prompts = g->prompts, blocks = (prompts + BLOCK - 1) / BLOCK;
     const double room = 4.0 * shortfall(prompts);
     const int64_t few = 64 + (int64_t)(8.0 * room);
-    double *sample_a = malloc(2 * SAMPLE * sizeof *sample_a), *sample_inverse = sample_a + SAMPLE;
+    double *sample_a = malloc(3 * SAMPLE * sizeof *sample_a), *sample_k = sample_a + SAMPLE;
+    double *sample_inverse = sample_k + SAMPLE;
     coba_unit *near = malloc((size_t)(few * threads) * sizeof *near);
     coba_part *parts = calloc((size_t)threads, sizeof *parts);
     int result = -1;
     if (!sample_a || !near || !parts) goto done;
     for (int64_t i = 0; i < SAMPLE / BLOCK; i++) {
-        double k[BLOCK];
-        coefficients(g, saturation, i * (blocks - 1) / (SAMPLE / BLOCK) * BLOCK, BLOCK, sample_a + i * BLOCK, k,
+        const int64_t to = i * BLOCK;
+        coefficients(g, saturation, i * (blocks - 1) / (SAMPLE / BLOCK) * BLOCK, BLOCK, sample_a + to, sample_k + to,
                      (double *)0);
-        invert(BLOCK, sample_a + i * BLOCK, k, sample_inverse + i * BLOCK);
+        invert(BLOCK, sample_a + to, sample_k + to, sample_inverse + to);
     }
-    const double theta = newton(sample_a, sample_inverse, SAMPLE, (double)low, (double)high,
-                                (double)total * ((double)SAMPLE / (double)prompts));
+    const double theta = newton(saturation, sample_a, sample_k, (double *)0, sample_inverse, SAMPLE, (double)low,
+                                (double)high, (double)total * ((double)SAMPLE / (double)prompts));
     for (int t = 0; t < threads; t++) parts[t].near = near + t * few;
     coba_pass pass = {g, low, high, few, theta, 0.0, budgets};
     run_pass(&pass, 0, parts, threads);
@@ -368,13 +402,13 @@ done:
     return result;
 }
 
-INLINE int threshold_lines(const coba_gains *g, const int saturation, int64_t low, int64_t high, int64_t total,
+INLINE int threshold_newton(const coba_gains *g, const int saturation, int64_t low, int64_t high, int64_t total,
                            int64_t *budgets, int threads) {
-    if (g->prompts >= STREAMED) {
-        const int found = lines_streamed(g, saturation, low, high, total, budgets, threads);
+    if (g->prompts >= STREAMED && (saturation == EXPONENTIAL || saturation == FIRST_SUCCESS)) {
+        const int found = newton_streamed(g, saturation, low, high, total, budgets, threads);
         if (found) return found < 0 ? found : 0;
     }
-    return lines_kept(g, saturation, low, high, total, budgets);
+    return newton_kept(g, saturation, low, high, total, budgets);
 }
 
 #endif
