@@ -208,7 +208,15 @@ INLINE int newton_kept(const coba_gains *g, const int saturation, int64_t low, i
             else if (!(to == to)) to = c.units > total ? theta + 1.0 : theta - 1.0;
         }
         theta = to;
-        c = settle(saturation, prompts, a, k, d, inverse, low, high, theta, budgets, gains);
+        c = (coba_count){0, 0.0, -INFINITY};
+        for (int64_t from = 0; from < prompts; from += BLOCK) { /* a wrong estimate costs its block a second look */
+            const int64_t n = prompts - from < BLOCK ? prompts - from : BLOCK;
+            const coba_count part = settle(saturation, n, a + from, k + from, d + (gaps ? from : 0), inverse + from, low,
+                                           high, theta, budgets + from, gains + from);
+            c.units += part.units;
+            c.slope += part.slope;
+            c.next = part.next > c.next ? part.next : c.next;
+        }
         if (c.units > total) {
             down = theta > down ? theta : down;
             continue;
@@ -262,7 +270,6 @@ done:
 /* ---- lines of more prompts than fit in a cache ----------------------------------------------------------------------- */
 
 #define STREAMED 32768 /* from so many prompts on, coefficients are not kept */
-#define SAMPLE (64 * BLOCK)
 
 /* Slopes again, which cost less than to keep them. */
 INLINE void slopes(const coba_gains *g, const int saturation, int64_t from, int64_t n, const double *restrict a,
@@ -350,50 +357,55 @@ static void run_pass(const coba_pass *pass, int second, coba_part *parts, int th
 /* Two passes over the pass rates and nothing kept but the budgets. 1 if that did it, 0 if not (many prompts alike, and
    then budgets are undefined), -1 if memory runs out. */
 INLINE int newton_streamed(const coba_gains *g, const int saturation, int64_t low, int64_t high, int64_t total,
-                          int64_t *budgets, int threads) {
+                           int64_t *budgets, int threads) {
     const int64_t prompts = g->prompts, blocks = (prompts + BLOCK - 1) / BLOCK;
-    const double room = 4.0 * shortfall(prompts);
+    const int64_t sampled = blocks / 16 < 256 ? blocks / 16 : 256; /* blocks, spread over all prompts */
+    const double room = 8.0 * shortfall(prompts); /* covers what one Newton step from the sample's θ misses by */
     const int64_t few = 64 + (int64_t)(8.0 * room);
-    double *sample_a = malloc(3 * SAMPLE * sizeof *sample_a), *sample_k = sample_a + SAMPLE;
-    double *sample_inverse = sample_k + SAMPLE;
+    double *sample_a = malloc((size_t)(3 * sampled * BLOCK) * sizeof *sample_a), *sample_k = sample_a + sampled * BLOCK;
+    double *sample_inverse = sample_k + sampled * BLOCK;
     coba_unit *near = malloc((size_t)(few * threads) * sizeof *near);
     coba_part *parts = calloc((size_t)threads, sizeof *parts);
     int result = -1;
     if (!sample_a || !near || !parts) goto done;
-    for (int64_t i = 0; i < SAMPLE / BLOCK; i++) {
+    for (int64_t i = 0; i < sampled; i++) {
         const int64_t to = i * BLOCK;
-        coefficients(g, saturation, i * (blocks - 1) / (SAMPLE / BLOCK) * BLOCK, BLOCK, sample_a + to, sample_k + to,
+        coefficients(g, saturation, i * (blocks - 1) / sampled * BLOCK, BLOCK, sample_a + to, sample_k + to,
                      (double *)0);
         invert(BLOCK, sample_a + to, sample_k + to, sample_inverse + to);
     }
-    const double theta = newton(saturation, sample_a, sample_k, (double *)0, sample_inverse, SAMPLE, (double)low,
-                                (double)high, (double)total * ((double)SAMPLE / (double)prompts));
     for (int t = 0; t < threads; t++) parts[t].near = near + t * few;
-    coba_pass pass = {g, low, high, few, theta, 0.0, budgets};
-    run_pass(&pass, 0, parts, threads);
-    int64_t units = 0, edges = 0, count = 0;
-    double slope = 0.0;
-    for (int t = 0; t < threads; t++) {
-        units += parts[t].units;
-        edges += parts[t].edges;
-        slope += parts[t].slope;
-    }
+    coba_pass pass = {g, low, high, few, 0.0, 0.0, budgets};
+    pass.theta = newton(saturation, sample_a, sample_k, (double *)0, sample_inverse, sampled * BLOCK, (double)low,
+                        (double)high, (double)total * ((double)(sampled * BLOCK) / (double)prompts));
     result = 0;
-    if (total >= (prompts - edges) * high + edges * low || !(slope > 0.0)) goto done;
-    pass.theta = theta + ((double)(units - total) + room) / slope;
-    pass.edge = pass.theta - 2.0 * room / slope;
-    run_pass(&pass, 1, parts, threads);
-    units = 0;
-    for (int t = 0; t < threads; t++) {
-        if (parts[t].count > few) goto done;
-        units += parts[t].units;
-        memmove(near + count, parts[t].near, (size_t)parts[t].count * sizeof *near);
-        count += parts[t].count;
-    }
-    if (units <= total && count >= total - units) {
-        select_first(near, count, total - units);
-        give(near, total - units, budgets);
-        result = 1;
+    for (int attempt = 0; attempt < 3 && result == 0; attempt++) {
+        int64_t units = 0, edges = 0, count = 0;
+        double slope = 0.0;
+        run_pass(&pass, 0, parts, threads);
+        for (int t = 0; t < threads; t++) {
+            units += parts[t].units;
+            edges += parts[t].edges;
+            slope += parts[t].slope;
+        }
+        if (total >= (prompts - edges) * high + edges * low || !(slope > 0.0)) goto done;
+        pass.theta += ((double)(units - total) + room) / slope;
+        pass.edge = pass.theta - 2.0 * room / slope;
+        run_pass(&pass, 1, parts, threads);
+        units = 0;
+        for (int t = 0; t < threads; t++) {
+            if (parts[t].count > few) goto done;
+            units += parts[t].units;
+            memmove(near + count, parts[t].near, (size_t)parts[t].count * sizeof *near);
+            count += parts[t].count;
+        }
+        if (units <= total && count >= total - units) {
+            select_first(near, count, total - units);
+            give(near, total - units, budgets);
+            result = 1;
+        } else if (count < total - units && count < (int64_t)(0.5 * room)) {
+            goto done; /* hardly a unit where there should be many: ties */
+        }
     }
 done:
     free(sample_a);

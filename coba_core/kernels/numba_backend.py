@@ -1,6 +1,6 @@
 """The kernels in Numba: numpy_backend.py's functions, with the structure of csrc/ and the same rounding.
 
-Nothing is compiled with reassociation except where a sum only steers the search (`_count_lines`).
+Nothing is compiled with reassociation except where a sum only steers the search.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ MANTISSA = 0x000FFFFFFFFFFFFF
 TWO_52 = 0x4330000000000000
 ONE = 0x3FF0000000000000
 
-_njit = numba.njit(cache=True, nogil=True)
+_njit = numba.njit(cache=True, nogil=True, error_model="numpy")
 
 
 @intrinsic
@@ -115,50 +115,47 @@ def _log_share(k: float) -> float:
     return _log_sum(rest, (1.0 - rest) - decay) - _logarithm(k)
 
 
-@_njit
-def _coefficients(
-    p: Floats,
-    saturation: int,
-    p_exponents: Floats,
-    q_exponents: Floats,
-    log_scales: Floats,
-    rates: Floats,
-    a: Floats,
-    k: Floats,
-    d: Floats,
-) -> None:
-    p_step = 1 if len(p_exponents) > 1 else 0
-    q_step = 1 if len(q_exponents) > 1 else 0
-    scale_step = 1 if len(log_scales) > 1 else 0
-    rate_step = 1 if len(rates) > 1 else 0
-    for i in range(len(p)):
-        x = p[i]
-        q = 1.0 - x
-        log_p, log_q = _logarithm(x), _log_sum(q, (1.0 - q) - x)
-        q_exponent, scale = q_exponents[i * q_step], log_scales[i * scale_step]
-        intercept = (p_exponents[i * p_step] * log_p + q_exponent * log_q) - scale
-        slope, gap, edge = 0.0, 0.0, x == 0.0 or x == 1.0
-        if saturation == EXPONENTIAL:
-            slope = (x * q) * rates[i * rate_step]
-            if slope <= 0.5:
+@cache
+def _coefficients_of(saturation: int) -> Any:
+    """numpy_backend.coefficients of one form, so that its loop vectorises."""
+
+    def run(
+        p: Floats, p_exponents: Floats, q_exponents: Floats, log_scales: Floats, rates: Floats, a: Floats, k: Floats, d: Floats
+    ) -> None:
+        steepest = 0.0
+        for i in range(len(p)):
+            x = p[i]
+            q = 1.0 - x
+            log_p, log_q = _logarithm(x), _log_sum(q, (1.0 - q) - x)
+            q_exponent, scale = q_exponents[i % len(q_exponents)], log_scales[i % len(log_scales)]
+            intercept = (p_exponents[i % len(p_exponents)] * log_p + q_exponent * log_q) - scale
+            slope, gap, edge = 0.0, 0.0, (x == 0.0) | (x == 1.0)
+            if saturation == EXPONENTIAL:
+                slope = (x * q) * rates[i % len(rates)]
                 kk = slope * slope
-                share = -0.5 * slope + kk * (S0 + kk * (S1 + kk * (S2 + kk * (S3 + kk * (S4 + kk * S5)))))
-            else:
-                share = _log_share(slope)
-            intercept = intercept + share
-        elif saturation == FIRST_SUCCESS:
-            slope = -log_q
-            edge = x == 0.0
-            if x == 1.0:
-                slope = np.inf
-                intercept = -scale if q_exponent == 0.0 else (-np.inf if q_exponent > 0.0 else np.inf)
-        elif saturation == MIXED_GROUP:
-            big = log_p if log_p > log_q else log_q
-            slope = -big
-            gap = big - (log_q if log_p > log_q else log_p)
-        a[i] = -np.inf if edge else intercept
-        k[i] = 0.0 if edge else slope
-        d[i] = 0.0 if edge else gap
+                intercept += -0.5 * slope + kk * (S0 + kk * (S1 + kk * (S2 + kk * (S3 + kk * (S4 + kk * S5)))))
+                steepest = slope if slope > steepest else steepest
+            elif saturation == FIRST_SUCCESS:
+                solved = -scale if q_exponent == 0.0 else (-np.inf if q_exponent > 0.0 else np.inf)
+                slope = np.inf if x == 1.0 else -log_q
+                intercept = solved if x == 1.0 else intercept
+                edge = x == 0.0
+            elif saturation == MIXED_GROUP:
+                big = log_p if log_p > log_q else log_q
+                slope = -big
+                gap = big - (log_q if log_p > log_q else log_p)
+            a[i] = -np.inf if edge else intercept
+            k[i] = 0.0 if edge else slope
+            d[i] = 0.0 if edge else gap
+        if steepest > 0.5:
+            for i in range(len(p)):
+                if k[i] > 0.5:
+                    q = 1.0 - p[i]
+                    log_p, log_q = _logarithm(p[i]), _log_sum(q, (1.0 - q) - p[i])
+                    weight = p_exponents[i % len(p_exponents)] * log_p + q_exponents[i % len(q_exponents)] * log_q
+                    a[i] = (weight - log_scales[i % len(log_scales)]) + _log_share(k[i])
+
+    return _njit(run)
 
 
 @_njit
@@ -386,157 +383,189 @@ def _bisection_of(gain: Any) -> Any:
     return numba.njit(run, nogil=True, cache=gain in (_form_gain, _table_gain))
 
 
-@numba.njit(cache=True, nogil=True, fastmath={"reassoc", "contract"})
-def _count_lines(a: Floats, inverse: Floats, low: float, high: float, theta: float) -> tuple[int, float]:
-    """(units above θ, units a step of θ), to one unit a prompt."""
-    units, slope = 0.0, 0.0
-    for i in range(len(a)):
-        x = (a[i] - theta) * inverse[i] + 0.5
-        x = x if x > low else low
-        x = x if x < high else high
-        units += (x + ROUND) - ROUND
-        slope += inverse[i] if (x > low) & (x < high) else 0.0
-    return int(units), slope
+@cache
+def _newton_of(saturation: int) -> Any:
+    """csrc/newton.h of one form: (a, k, d, low, high, total, budgets) -> False if the bisection has to do it."""
 
+    @_njit
+    def root(a: float, k: float, d: float, inverse: float, theta: float) -> tuple[float, float]:
+        if saturation == MIXED_GROUP:
+            b = (a - theta) * inverse + 1.0
+            b = b if b > 1.0 else 1.0
+            share = 0.0
+            for _ in range(2):
+                share = _exp(-(d * (b - 1.0)))
+                total = 1.0 + share
+                b = ((a + _log_sum(total, share - (total - 1.0))) - theta) * inverse + 1.0
+                b = b if b > 1.0 else 1.0
+            return b, 1.0 / (k + d * share / (1.0 + share))
+        if saturation in (EXPONENTIAL, FIRST_SUCCESS):
+            return (a - theta) * inverse, inverse
+        b = np.sqrt(_exp(a - theta) + 0.25)
+        return b - 0.5, 0.5 * b
 
-@_njit
-def _settle_lines(
-    a: Floats, k: Floats, inverse: Floats, low: int, high: int, theta: float, budgets: Ints, gains: Floats
-) -> tuple[int, float]:
-    """csrc/lines.h settle_lines: exact budgets at θ and each prompt's next gain; (units, the largest next gain)."""
-    least, most = float(low), float(high)
-    units, wrong = 0, 0
-    for i in range(len(a)):
-        x = (a[i] - theta) * inverse[i] + 0.5
-        x = x if x > least else least
-        x = x if x < most else most
-        x = (x + ROUND) - ROUND
-        now = a[i] - k[i] * x
-        then = a[i] - k[i] * (x - 1.0)
-        wrong += ((now > theta) & (x < most)) | ((then <= theta) & (x > least))
-        gains[i] = now if x < most else -np.inf
-        budgets[i] = int(x)
-    if wrong:
+    # Sums that only steer the search may be added up in any order; nothing that is compared is.
+    @numba.njit(cache=True, nogil=True, fastmath={"reassoc"}, error_model="numpy")
+    def count_units(
+        a: Floats, k: Floats, d: Floats, inverse: Floats, low: float, high: float, theta: float
+    ) -> tuple[int, float]:
+        units, slope = 0.0, 0.0
         for i in range(len(a)):
-            b = budgets[i]
-            if (b < high and a[i] - k[i] * b > theta) or (b > low and a[i] - k[i] * (b - 1.0) <= theta):
-                fewest, at_most = low, high
-                while fewest < at_most:
-                    middle = (fewest + at_most) >> 1
-                    if a[i] - k[i] * float(middle) > theta:
-                        fewest = middle + 1
-                    else:
-                        at_most = middle
-                budgets[i] = fewest
-                gains[i] = a[i] - k[i] * float(fewest) if fewest < high else -np.inf
-    largest = -np.inf
-    for i in range(len(a)):
-        units += budgets[i]
-        largest = max(largest, gains[i])
-    return units, largest
+            x, step = root(a[i], k[i], d[i], inverse[i], theta)
+            x = x + 0.5
+            x = x if x > low else low
+            x = x if x < high else high
+            units += np.floor(x + 0.5)
+            slope += step if (x > low) & (x < high) else 0.0
+        return int(units), slope
 
+    @_njit
+    def settle(
+        a: Floats, k: Floats, d: Floats, inverse: Floats, low: int, high: int, theta: float, budgets: Ints, gains: Floats
+    ) -> tuple[int, float]:
+        least, most = float(low), float(high)
+        units, wrong = 0, 0
+        for i in range(len(a)):
+            x, _ = root(a[i], k[i], d[i], inverse[i], theta)
+            x = x + 0.5
+            x = x if x > least else least
+            x = x if x < most else most
+            x = (x + ROUND) - ROUND
+            now = _log_gain(saturation, a[i], k[i], d[i], x)
+            then = _log_gain(saturation, a[i], k[i], d[i], x - 1.0)
+            wrong += ((now > theta) & (x < most)) | ((then <= theta) & (x > least))
+            gains[i] = now if x < most else -np.inf
+            budgets[i] = int(x)
+        if wrong:
+            for i in range(len(a)):
+                b = budgets[i]
+                more = b < high and _log_gain(saturation, a[i], k[i], d[i], float(b)) > theta
+                fewer = b > low and _log_gain(saturation, a[i], k[i], d[i], b - 1.0) <= theta
+                if more or fewer:
+                    fewest, at_most = low, high
+                    while fewest < at_most:
+                        middle = (fewest + at_most) >> 1
+                        if _log_gain(saturation, a[i], k[i], d[i], float(middle)) > theta:
+                            fewest = middle + 1
+                        else:
+                            at_most = middle
+                    budgets[i] = fewest
+                    gains[i] = _log_gain(saturation, a[i], k[i], d[i], float(fewest)) if fewest < high else -np.inf
+        largest = -np.inf
+        for i in range(len(a)):
+            units += budgets[i]
+            largest = gains[i] if gains[i] > largest else largest
+        return units, largest
 
-@_njit
-def _newton(a: Floats, inverse: Floats, low: float, high: float, target: float) -> float:
-    """csrc/lines.h newton."""
-    theta, up, down, reach = -4.0, np.inf, -np.inf, 2.0
-    enough = 0.5 + 0.002 * len(a)
-    for _ in range(24):
-        units, slope = _count_lines(a, inverse, low, high, theta)
-        excess = units - target
-        if -enough <= excess <= enough:
-            break
-        if excess > 0.0:
-            down = theta
-        else:
-            up = theta
-        to = theta + excess / slope if slope > 0.0 else (np.inf if excess > 0.0 else -np.inf)
-        if not down < to < up:
-            if up < np.inf and down > -np.inf:
-                to = 0.5 * (up + down)
+    @_njit
+    def newton(
+        a: Floats, k: Floats, d: Floats, inverse: Floats, low: float, high: float, target: float
+    ) -> float:
+        theta, up, down, reach = -4.0, np.inf, -np.inf, 2.0
+        enough = 0.5 + 0.002 * len(a)
+        for _ in range(24):
+            units, slope = count_units(a, k, d, inverse, low, high, theta)
+            excess = units - target
+            if -enough <= excess <= enough:
+                break
+            if excess > 0.0:
+                down = theta
             else:
-                to = theta + reach if excess > 0.0 else theta - reach
-            reach *= 4.0
-        if to == theta:
-            break
-        theta = to
-    return theta
+                up = theta
+            to = theta + excess / slope if slope > 0.0 else (np.inf if excess > 0.0 else -np.inf)
+            if not down < to < up:
+                if up < np.inf and down > -np.inf:
+                    to = 0.5 * (up + down)
+                else:
+                    to = theta + reach if excess > 0.0 else theta - reach
+                reach *= 4.0
+            if to == theta:
+                break
+            theta = to
+        return theta
 
-
-@_njit
-def _lines(a: Floats, k: Floats, low: int, high: int, total: int, budgets: Ints) -> bool:
-    """csrc/lines.h lines_kept; False if the bisection has to do it."""
-    count = len(a)
-    inverse, gains = np.empty(count), np.empty(count)
-    edges = 0
-    for i in range(count):
-        inverse[i] = min(1.0 / k[i] if k[i] > 0.0 else np.inf, 1e300)
-        edges += a[i] == -np.inf
-    if total >= (count - edges) * high + edges * low:
-        return False
-    room = 2.0 + 0.5 * np.sqrt(count)
-    few = 64 + int(8.0 * room)
-    sampled = min(count, 64) if count < 512 else min(count // 8, 4096)
-    at = np.arange(sampled) * count // sampled
-    theta = _newton(a[at], inverse[at], float(low), float(high), total * (sampled / count))
-    units, slope = _count_lines(a, inverse, float(low), float(high), theta)
-    up, down = np.inf, -np.inf
-    near_gain, near_budget, near_prompt = np.empty(few), np.empty(few, np.int64), np.empty(few, np.int64)
-    for step in range(24):
-        to = theta + (units - total + room) / slope if slope > 0.0 else np.nan
-        if not down < to < up:
-            if up < np.inf and down > -np.inf:
-                to = 0.5 * (up + down)
-            elif to != to:
-                to = theta + 1.0 if units > total else theta - 1.0
-        theta = to
-        units, largest = _settle_lines(a, k, inverse, low, high, theta, budgets, gains)
-        slope = _count_lines(a, inverse, float(low), float(high), theta)[1]
-        if units > total:
-            down = max(down, theta)
-            continue
-        up = min(up, theta)
-        spare = total - units
-        if spare == 0:
-            return True
-        if spare <= few // 2:
-            near = 0
-            margin = spare + room
-            while near < spare:
-                edge = theta - margin / slope if slope > 0.0 and margin < 8.0 * few else largest
-                near = 0
-                for i in range(count):
-                    b = budgets[i]
-                    gain = gains[i]
-                    while gain >= edge and b < high and near <= few:
-                        if near < few:
-                            near_gain[near], near_budget[near], near_prompt[near] = gain, b, i
-                        near += 1
-                        b += 1
-                        gain = a[i] - k[i] * float(b)
-                margin *= 2.0
-                if edge == largest:
-                    break
-            if spare <= near <= few:
-                _give_best(near_gain[:near], near_budget[:near], near_prompt[:near], spare, budgets)
-                return True
-        if step == 0 and spare > few // 2:
-            continue
-        most = budgets.copy()
-        ties = 0
+    def run(a: Floats, k: Floats, d: Floats, low: int, high: int, total: int, budgets: Ints) -> bool:
+        count = len(a)
+        inverse, gains = np.empty(count), np.empty(count)
+        edges = 0
         for i in range(count):
-            gain = gains[i]
-            while gain == largest and most[i] < high:
-                most[i] += 1
-                gain = a[i] - k[i] * float(most[i])
-            ties += most[i] - budgets[i]
-        if ties >= spare:
-            _share_ties(budgets, most, spare)
-            return True
-        theta = largest
-        up = theta
-        units += ties
-    return False
+            inverse[i] = min(1.0 / k[i], 1e300)
+            edges += a[i] == -np.inf
+        if total >= (count - edges) * high + edges * low:
+            return False
+        room = 2.0 + 0.5 * np.sqrt(count)
+        few = 64 + int(8.0 * room)
+        sampled = min(count, 64) if count < 512 else min(count // 8, 4096)
+        at = np.arange(sampled) * count // sampled
+        theta = newton(a[at], k[at], d[at], inverse[at], float(low), float(high), total * (sampled / count))
+        units, slope = count_units(a, k, d, inverse, float(low), float(high), theta)
+        up, down = np.inf, -np.inf
+        near_gain, near_budget, near_prompt = np.empty(few), np.empty(few, np.int64), np.empty(few, np.int64)
+        for step in range(24):
+            to = theta + (units - total + room) / slope if slope > 0.0 else np.nan
+            if not down < to < up:
+                if up < np.inf and down > -np.inf:
+                    to = 0.5 * (up + down)
+                elif to != to:
+                    to = theta + 1.0 if units > total else theta - 1.0
+            theta = to
+            units, largest = 0, -np.inf
+            for first in range(0, count, 256):  # a wrong estimate costs its block a second look
+                block = slice(first, first + 256)
+                part, best = settle(
+                    a[block], k[block], d[block], inverse[block], low, high, theta, budgets[block], gains[block]
+                )
+                units += part
+                largest = max(largest, best)
+            if units > total:
+                down = max(down, theta)
+                continue
+            up = min(up, theta)
+            spare = total - units
+            if spare == 0:
+                return True
+            if spare <= few // 2:
+                near = 0
+                margin = spare + room
+                while near < spare:
+                    edge = theta - margin / slope if slope > 0.0 and margin < 8.0 * few else largest
+                    near = 0
+                    for i in range(count):
+                        if gains[i] < edge:
+                            continue
+                        b = budgets[i]
+                        gain = gains[i]
+                        while gain >= edge and b < high and near <= few:
+                            if near < few:
+                                near_gain[near], near_budget[near], near_prompt[near] = gain, b, i
+                            near += 1
+                            b += 1
+                            gain = _log_gain(saturation, a[i], k[i], d[i], float(b))
+                    margin *= 2.0
+                    if edge == largest:
+                        break
+                if spare <= near <= few:
+                    _give_best(near_gain[:near], near_budget[:near], near_prompt[:near], spare, budgets)
+                    return True
+            if step == 0 and spare > few // 2:
+                continue
+            most = budgets.copy()
+            ties = 0
+            for i in range(count):
+                gain = gains[i]
+                while gain == largest and most[i] < high:
+                    most[i] += 1
+                    gain = _log_gain(saturation, a[i], k[i], d[i], float(most[i]))
+                ties += most[i] - budgets[i]
+            if ties >= spare:
+                _share_ties(budgets, most, spare)
+                return True
+            theta = largest
+            up = theta
+            units += ties
+        return False
+
+    return _njit(run)
 
 
 @_njit
@@ -563,7 +592,7 @@ def _parameters(form: Form) -> list[Floats]:
 
 def _parts(p: Floats, form: Form) -> tuple[int, Floats, Floats, Floats]:
     a, k, d = np.empty(len(p)), np.empty(len(p)), np.empty(len(p))
-    _coefficients(p, form.saturation, *_parameters(form), a, k, d)
+    _coefficients_of(form.saturation)(p, *_parameters(form), a, k, d)
     return form.saturation, a, k, d
 
 
@@ -616,9 +645,9 @@ def threshold(
     """Every unit above the cut, then ties in the canonical order, [M]. `threads` is taken and not used."""
     gain, parts = _gain_and_parts(p, source)
     if isinstance(source, Form) and low * len(p) < total < high * len(p):
-        straight = source.saturation == EXPONENTIAL or (source.saturation == FIRST_SUCCESS and not np.any(p == 1.0))
         budgets = np.empty(len(p), dtype=np.int64)
-        if straight and _lines(parts[1], parts[2], low, high, total, budgets):
+        solved = source.saturation == FIRST_SUCCESS and bool(np.any(p == 1.0))
+        if not solved and _newton_of(source.saturation)(*parts[1:], low, high, total, budgets):
             return budgets
     return _bisection_of(gain)(parts, len(p), low, high, total)  # type: ignore[no-any-return]
 
