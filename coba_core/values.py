@@ -31,6 +31,7 @@ from coba_core.kernels.numpy_backend import (
     Form,
     Ints,
     exp,
+    first_invalid,
     log_gain_table,
     log_gains,
 )
@@ -42,51 +43,37 @@ _STIRLING = (1 / 12, -1 / 360, 1 / 1260, -1 / 1680, 1 / 1188, -691 / 360360, 1 /
 
 
 def log_beta(alpha: Parameter, beta: Parameter) -> Parameter:
-    """ln B(α, β), α, β > 0, without the cancellation of three log-gammas.
-
-    Small arguments climb by B(α, β) = B(α+1, β) (α+β)/α until Stirling's series holds for both.
+    """ln B(α, β), α, β > 0, to some 2e-15 of max(1, |ln B|), without the cancellation of three large log-gammas.
 
     >>> round(log_beta(2.0, 3.0), 12) == round(math.log(1 / 12), 12)
     True
     """
     if isinstance(alpha, float) and isinstance(beta, float):
         return _log_beta_of(alpha, beta)
-    a, b = np.asarray(alpha, dtype=np.float64), np.asarray(beta, dtype=np.float64)
-    a, b = (x.copy() for x in np.broadcast_arrays(a, b))
-    climbed = np.zeros_like(a)
-    for x, other in ((a, b), (b, a)):
-        while np.any(small := x < 10.0):
-            climbed += np.where(small, np.log1p(other / x), 0.0)
-            x += np.where(small, 1.0, 0.0)
+    return np.asarray(np.vectorize(_log_beta_of, otypes=[np.float64])(alpha, beta))
+
+
+def _log_beta_of(alpha: float, beta: float) -> float:
+    a, b = (alpha, beta) if alpha < beta else (beta, alpha)
     total = a + b
-    stirling = (
-        0.5 * np.log(2.0 * np.pi * total / (a * b))
-        - a * np.log1p(b / a)
-        - b * np.log1p(a / b)
-        + _stirling_rest(a)
-        + _stirling_rest(b)
-        - _stirling_rest(total)
+    if b < 20.0:
+        if a > 1e-280:
+            return math.log(math.gamma(a) * math.gamma(b) / math.gamma(total))
+        return -math.log(a)  # B(a, b) is 1/a, for a so small
+    if a < 10.0:  # ln Γ(a) less Stirling's series for ln Γ(a+b) - ln Γ(b)
+        rise = (b - 0.5) * math.log1p(a / b) + a * (math.log(total) - 1.0) + _stirling_rest(total) - _stirling_rest(b)
+        return math.lgamma(a) - rise
+    return (
+        0.5 * math.log(2.0 * math.pi * (1.0 / a + 1.0 / b))
+        - a * math.log1p(b / a)
+        - b * math.log1p(a / b)
+        + (_stirling_rest(a) + _stirling_rest(b) - _stirling_rest(total))
     )
-    return stirling + climbed  # type: ignore[no-any-return]
 
 
-def _log_beta_of(a: float, b: float) -> float:
-    """:func:`log_beta` of two numbers, without the cost of arrays."""
-    climbed = 0.0
-    while a < 10.0:
-        climbed += math.log1p(b / a)
-        a += 1.0
-    while b < 10.0:
-        climbed += math.log1p(a / b)
-        b += 1.0
-    total = a + b
-    stirling = 0.5 * math.log(2.0 * math.pi * total / (a * b)) - a * math.log1p(b / a) - b * math.log1p(a / b)
-    return stirling + _stirling_rest(a) + _stirling_rest(b) - _stirling_rest(total) + climbed
-
-
-def _stirling_rest(x: Any) -> Any:
-    """ln Γ(x) - ((x-½) ln x - x + ½ ln 2π) for x >= 10, of a number or an array."""
-    square = 1.0 / (x * x)
+def _stirling_rest(x: float) -> float:
+    """ln Γ(x) - ((x-½) ln x - x + ½ ln 2π) for x >= 10."""
+    square = 1.0 / x / x
     rest = _STIRLING[-1]
     for coefficient in _STIRLING[-2::-1]:
         rest = rest * square + coefficient
@@ -106,6 +93,13 @@ def _parameter(name: str, x: Any, *, positive: bool = False) -> Parameter:
         where = "" if array.ndim == 0 else f"[{int(np.flatnonzero(wrong)[0])}]"
         raise ValueError(f"{name}{where} is {np.atleast_1d(array)[np.atleast_1d(wrong)][0]}, not {need}")
     return float(array) if array.ndim == 0 else np.ascontiguousarray(array)
+
+
+def _same_prompts(**parameters: Parameter) -> None:
+    """ValueError if two parameters are arrays of different lengths."""
+    sizes = {name: len(x) for name, x in parameters.items() if isinstance(x, np.ndarray)}
+    if len(set(sizes.values())) > 1:
+        raise ValueError(f"{' and '.join(f'{name} has {n}' for name, n in sizes.items())} numbers: not one a prompt")
 
 
 class Preference(ABC):
@@ -144,6 +138,7 @@ class BetaPreference(Preference):
     def __post_init__(self) -> None:
         object.__setattr__(self, "alpha", _parameter("alpha", self.alpha, positive=True))
         object.__setattr__(self, "beta", _parameter("beta", self.beta, positive=True))
+        _same_prompts(alpha=self.alpha, beta=self.beta)
 
     def exponents(self) -> tuple[Parameter, Parameter, Parameter]:
         return self.alpha - 1.0, self.beta - 1.0, log_beta(self.alpha, self.beta)
@@ -154,7 +149,7 @@ class PowerPreference(Preference):
     """w(p) = p^a (1-p)^b, a, b >= 0. (1, 2) is Knapsack-RL's information gain (2509.25849), (0, γ) leans to what is
     left to learn, (0, 0) is no preference.
 
-    >>> float(np.exp(PowerPreference(1, 2).log_weights([0.5])[0]))
+    >>> round(float(np.exp(PowerPreference(1, 2).log_weights([0.5])[0])), 12)
     0.125
     """
 
@@ -167,6 +162,7 @@ class PowerPreference(Preference):
             if np.any(np.asarray(x) < 0.0):
                 raise ValueError(f"{name} is {np.min(x)}, not a finite number of at least 0")
             object.__setattr__(self, name, x)
+        _same_prompts(a=self.a, b=self.b)
 
     def exponents(self) -> tuple[Parameter, Parameter, Parameter]:
         return self.a, self.b, 0.0
@@ -203,6 +199,7 @@ class Exponential(Saturation):
             raise ValueError(f"tau is {np.min(self.tau)}, too small: 1/tau is not finite")
 
     def form(self, a: Parameter, b: Parameter, c: Parameter) -> Form:
+        _same_prompts(preference=a if isinstance(a, np.ndarray) else b, tau=self.tau)
         scale = c + (math.log(self.tau) if isinstance(self.tau, float) else np.log(self.tau))
         return Form(EXPONENTIAL, a + 1.0, b + 1.0, scale, 1.0 / self.tau)
 
@@ -263,7 +260,19 @@ class InverseVariance(Saturation):
         return Form(INVERSE_VARIANCE, a + 1.0, b + 1.0, c, 1.0)
 
     def levels(self, p: Floats, budgets: Floats) -> Floats:
-        return -(p * (1.0 - p)) / budgets
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return np.where((p > 0.0) & (p < 1.0), -(p * (1.0 - p)) / budgets, 0.0)
+
+
+def _counts(budgets: npt.ArrayLike, prompts: int) -> Ints:
+    """budgets as int64 [M]; ValueError if they are no counts, or not one a prompt."""
+    b = np.asarray(budgets)
+    if b.shape != (prompts,) or (prompts and b.dtype.kind not in "iu"):
+        raise ValueError(f"budgets has shape {b.shape} and dtype {b.dtype}, not {prompts} integers")
+    if prompts and b.min() < 0:
+        i = int((b < 0).argmax())
+        raise ValueError(f"budgets[{i}] is {b[i]}, which must not be negative")
+    return b.astype(np.int64, copy=False)
 
 
 class AnyValue(ABC):
@@ -282,7 +291,8 @@ class AnyValue(ABC):
 
     def log_gain_table(self, pass_rates: npt.ArrayLike, low: int, high: int) -> Floats:
         """Log gains at budgets low .. high-1, [M, high-low]."""
-        return np.stack([self.log_gains(pass_rates, np.full(np.shape(pass_rates), b)) for b in range(low, high)], axis=1)
+        columns = [self.log_gains(pass_rates, np.full(np.shape(pass_rates), b)) for b in range(low, high)]
+        return np.stack(columns, axis=1) if columns else np.empty((len(np.asarray(pass_rates)), 0))
 
     @abstractmethod
     def reweighted(self, factors: Floats) -> AnyValue:
@@ -322,20 +332,32 @@ class Value(AnyValue):
             raise ValueError(f"the value's parameters are for different numbers of prompts: {sorted(sizes)}")
         return sizes.pop() if sizes else None
 
-    def log_gains(self, pass_rates: npt.ArrayLike, budgets: npt.ArrayLike) -> Floats:
+    def _rates(self, pass_rates: npt.ArrayLike) -> Floats:
+        """pass_rates as float64 [M]; ValueError if they are no rates, or not as many as the parameters."""
         p = np.asarray(pass_rates, dtype=np.float64)
-        return log_gains(p, self.form, np.asarray(budgets, dtype=np.int64))
+        if p.ndim != 1:
+            raise ValueError(f"pass_rates has shape {p.shape}, not [prompts]")
+        if (i := first_invalid(p)) >= 0:
+            raise ValueError(f"pass_rates[{i}] is {p[i]}, not in [0, 1]")
+        if self.prompts is not None and self.prompts != len(p):
+            raise ValueError(f"the value has parameters for {self.prompts} prompts, pass_rates {len(p)}")
+        return p
+
+    def log_gains(self, pass_rates: npt.ArrayLike, budgets: npt.ArrayLike) -> Floats:
+        p = self._rates(pass_rates)
+        return log_gains(p, self.form, _counts(budgets, len(p)))
 
     def log_gain_table(self, pass_rates: npt.ArrayLike, low: int, high: int) -> Floats:
-        return log_gain_table(np.asarray(pass_rates, dtype=np.float64), self.form, low, high)
+        return log_gain_table(self._rates(pass_rates), self.form, low, high)
 
     def values(self, pass_rates: npt.ArrayLike, budgets: npt.ArrayLike) -> Floats:
         """V(B, p), [M]; 0 where the saturation is 0, whatever the preference."""
-        p, b = np.asarray(pass_rates, dtype=np.float64), np.asarray(budgets, dtype=np.float64)
-        level = self.saturation.levels(p, b)
+        p = self._rates(pass_rates)
+        level = self.saturation.levels(p, _counts(budgets, len(p)).astype(np.float64))
         with np.errstate(invalid="ignore", over="ignore", under="ignore"):
-            weight = np.exp(self.preference.log_weights(p)) * (1.0 if self.factors is None else self.factors)
-            return np.where(level == 0.0, 0.0, weight * level)
+            root = np.exp(0.5 * self.preference.log_weights(p))  # twice: w may overflow where w s does not
+            value = root * level * root * (1.0 if self.factors is None else self.factors)
+            return np.where(level == 0.0, 0.0, value)
 
     def total(self, pass_rates: npt.ArrayLike, budgets: npt.ArrayLike) -> float:
         """Σ V(B, p)."""
@@ -349,7 +371,7 @@ def CapabilityValue(alpha: Parameter, beta: Parameter, tau: Parameter = 5.0) -> 
     """Beta density × exponential saturation: CoBA-RL's capability-oriented value (2602.03048 eq. 9).
 
     >>> CapabilityValue(7.26, 3.74).gains([0.25, 0.75], [2, 2]).round(5)
-    array([0.00291, 0.08294])
+    array([0.00186, 0.08907])
     """
     return Value(BetaPreference(alpha, beta), Exponential(tau))
 
@@ -391,7 +413,10 @@ class GainTable(AnyValue):
             return np.log(self.gains(pass_rates, budgets))
 
     def gains(self, pass_rates: npt.ArrayLike, budgets: npt.ArrayLike) -> Floats:
-        b: Ints = np.asarray(budgets, dtype=np.int64)
+        b = _counts(budgets, len(self.table))
+        if b.size and b.max() >= self.table.shape[1]:
+            i = int(b.argmax())
+            raise ValueError(f"budgets[{i}] is {b[i]}: the table ends at {self.table.shape[1]} rollouts")
         return self.table[np.arange(len(b)), b]
 
     def reweighted(self, factors: Floats) -> GainTable:
@@ -426,7 +451,8 @@ class CustomValue(AnyValue):
             return np.log(self.gains(pass_rates, budgets))
 
     def gains(self, pass_rates: npt.ArrayLike, budgets: npt.ArrayLike) -> Floats:
-        p, b = np.asarray(pass_rates, dtype=np.float64), np.asarray(budgets, dtype=np.int64)
+        p = np.asarray(pass_rates, dtype=np.float64)
+        b = _counts(budgets, len(p))
         gains = np.array([self.gain(x, n) for x, n in zip(p.tolist(), b.tolist(), strict=True)], dtype=np.float64)
         return gains if self.factors is None else gains * self.factors
 
