@@ -1,0 +1,74 @@
+# make demo     train the embedded policy with even budgets and with CoBA, and compare (under 6 minutes on 2 cores)
+# make test     everything that CI checks
+# make bench    time the allocator against what one would use instead (under 10 minutes)
+# make help     the rest
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip
+PYTEST := $(BIN)/python -m pytest
+BASE ?= HEAD~1
+
+.PHONY: help demo test bench bench-quick bench-compare study-e3 lint types doctest pytest triton wheel clean
+
+help:
+	@sed -n 's/^# \(make .*\)/\1/p' Makefile
+	@echo "make lint | types | doctest | pytest | triton | wheel: the parts of make test"
+	@echo "make bench-quick: every bench once, on small sizes"
+	@echo "make bench-compare BASE=<git revision>: this tree's kernels against that revision's"
+	@echo "make study-e3: E3's parts and rivals on the embedded task (half an hour)"
+	@echo "make clean: removes builds and caches, and the virtual environment"
+
+# The environment: this package in place, with what its tests and the training loop need. Torch goes first, so that no
+# other package chooses its build.
+$(VENV)/ready: pyproject.toml setup.py constraints.txt $(wildcard csrc/*.c csrc/*.h csrc/*.pyx)
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) install -q --disable-pip-version-check -c constraints.txt torch==2.13.0
+	COBA_CORE_REQUIRE_EXT=1 $(PIP) install -q --disable-pip-version-check -c constraints.txt -e ".[test,gpu,bench]"
+	touch $@
+
+demo: $(VENV)/ready
+	$(BIN)/python -m coba_core.integrations.grpo.demo --output out/demo
+
+test: lint types doctest pytest triton wheel
+
+lint: $(VENV)/ready
+	$(BIN)/ruff check .
+
+types: $(VENV)/ready
+	$(BIN)/mypy
+
+doctest: $(VENV)/ready
+	$(PYTEST) -q --doctest-modules coba_core
+
+pytest: $(VENV)/ready
+	$(PYTEST) -q --ignore-glob='tests/kernels/test_triton*'
+
+# Triton without a GPU: numbers in its interpreter (which has to be chosen before Triton is imported).
+triton: $(VENV)/ready
+	TRITON_INTERPRET=1 $(PYTEST) -q tests/kernels/test_triton*.py
+
+# The wheel as a user gets it: built with the kernels, installed beside NumPy alone.
+wheel: $(VENV)/ready
+	rm -rf build/wheel && mkdir -p build/wheel
+	COBA_CORE_REQUIRE_EXT=1 $(BIN)/python -m build -q --wheel --outdir build/wheel
+	$(PYTHON) -m venv build/wheel/venv
+	build/wheel/venv/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt build/wheel/*.whl
+	cd build/wheel && venv/bin/python -W error ../../tests/check_wheel.py
+
+bench: $(VENV)/ready
+	$(BIN)/python -m benches.run
+
+bench-quick: $(VENV)/ready
+	$(PYTEST) -q benches --benchmark-disable
+
+bench-compare: $(VENV)/ready
+	$(BIN)/python -m benches.compare $(BASE)
+
+study-e3: $(VENV)/ready
+	$(BIN)/python studies/e3.py
+
+clean:
+	rm -rf $(VENV) build dist out .pytest_cache .mypy_cache .ruff_cache .benchmarks *.egg-info csrc/cython_backend.c
+	find . -name __pycache__ -prune -exec rm -rf {} + ; rm -f coba_core/kernels/*.so
