@@ -52,8 +52,7 @@ BRACKET = tl.constexpr(8)
 @triton.jit
 def lift(theta, a, k, d, low, high, SATURATION: tl.constexpr, STRICT: tl.constexpr, DOUBLINGS: tl.constexpr):
     """The budget from which gains are no longer above θ (STRICT), or no longer at least θ: binary digits, high to low."""
-    x = theta * 0.0 + a * 0.0
-    x = tl.where(x == 0.0, low, low)
+    x = tl.where(theta > a, low, low)  # broadcasts
     for i in tl.static_range(DOUBLINGS):
         trial = x + 2.0 ** (DOUBLINGS - 1 - i)
         gain = log_gain(a, k, d, trial - 1.0, SATURATION)
@@ -120,7 +119,7 @@ def places(up, sum_up, down, sum_down, base, total, POINTS: tl.constexpr):
     scale = tl.where(m < 0, -scale, tl.where(m > 0, scale, 0.0))
     guess = (top - reach * share) + reach * scale
     near = ordinal(tl.where(guess == guess, guess, 0.0))
-    place = tl.where((j >= parts - 1) & (guess == guess) & (reach < INFINITY), near, even)
+    place = tl.where((j >= parts - 1) & (guess > -INFINITY) & (guess < INFINITY), near, even)
     place = tl.where(place > down, place, down + 1)
     return tl.where(place < up, place, up - 1)
 
@@ -521,24 +520,25 @@ def settle_kernel(
 
 
 @triton.jit
-def level_after(state, levels, step, round, low, high, total, POINTS: tl.constexpr):
-    """(level, top, units over) after the first `round` rounds of the search for the level."""
+def level_after(state, levels, step, rounds, low, high, total, POINTS: tl.constexpr):
+    """(level, top, units over) after the first `rounds` rounds of the search for the level."""
     level = low.to(tl.int64)
     top = high.to(tl.int64)
     spare = total - tl.load(state + step * BRACKET + SUM_UP)
-    for i in range(0, round):
+    for i in range(0, rounds):
         trial = level + (tl.arange(0, POINTS) + 1) * level_step(level, top)
         trial = tl.where(trial < top, trial, top)
         filled = tl.load(levels + i * POINTS + tl.arange(0, POINTS))
-        pays = (filled <= total) & (level < top)
+        paid = tl.where(level < top, total, LOWEST)  # a finished search stays as it is
+        pays = filled <= paid
         spare = tl.min(tl.where(pays, total - filled, spare), 0)
-        to_top = tl.min(tl.where((filled <= total) | (level >= top), top, trial - 1), 0)
-        level = tl.max(tl.where(pays, trial, level), 0)
-        top = to_top
+        to_level = tl.max(tl.where(pays, trial, level), 0)
+        top = tl.min(tl.where((filled <= total) | (trial <= level), top, trial - 1), 0)
+        level = to_level
     return level, top, spare
 
 
-@triton.jit(do_not_specialize=["size", "low", "high", "total", "chunk", "step", "round"])
+@triton.jit(do_not_specialize=["size", "low", "high", "total", "chunk", "step", "done"])
 def level_kernel(
     scratch,
     state,
@@ -550,15 +550,15 @@ def level_kernel(
     total,
     chunk,
     step,
-    round,
+    done,
     POINTS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Units when prompts are filled to each of POINTS levels, added to levels[round]."""
+    """Units when prompts are filled to each of POINTS levels, added to levels[done]."""
     size = size.to(tl.int64)
     total = total.to(tl.int64)
     if tl.load(state + step * BRACKET + SUM_UP) != total:
-        level, top, spare = level_after(state, levels, step, round, low, high, total, POINTS)
+        level, top, spare = level_after(state, levels, step, done, low, high, total, POINTS)
         if level < top:
             trial = level + (tl.arange(0, POINTS) + 1) * level_step(level, top)
             trial = tl.where(trial < top, trial, top)
@@ -571,7 +571,7 @@ def level_kernel(
                 ceiling = tl.load(scratch + 2 * size + at, mask=mask, other=0.0).to(tl.int64)[None, :]
                 x = tl.where(trial[:, None] < ceiling, trial[:, None], ceiling)
                 units += tl.where(x > fewest, x, fewest)
-            tl.atomic_add(levels + round * POINTS + tl.arange(0, POINTS), tl.sum(units, 1))
+            tl.atomic_add(levels + done * POINTS + tl.arange(0, POINTS), tl.sum(units, 1))
 
 
 @triton.jit(do_not_specialize=["size", "low", "high", "total", "chunk", "step"])
@@ -703,11 +703,12 @@ def threshold(
     chunk = triton.cdiv(blocks, PROGRAMS) * BLOCK
     grid = (triton.cdiv(size, chunk),)
     rounds = level_rounds(low, high)
+    brackets = (STEPS + 1) * int(BRACKET.value)
     step_counts, level_counts = STEPS * 3 * POINTS, max(rounds, 1) * POINTS
     state = torch.empty(
-        STEPS * int(BRACKET.value) + step_counts + level_counts + PROGRAMS, dtype=torch.int64, device=p.device
+        brackets + step_counts + level_counts + PROGRAMS, dtype=torch.int64, device=p.device
     )
-    state, counts, levels, waiting = state.split([STEPS * int(BRACKET.value), step_counts, level_counts, PROGRAMS])
+    state, counts, levels, waiting = state.split([brackets, step_counts, level_counts, PROGRAMS])
     reset_kernel[(1,)](
         counts, levels, STEPS=STEPS, LEVELS=rounds, POINTS=POINTS,
         BLOCK=triton.next_power_of_2(max(step_counts, level_counts)),
