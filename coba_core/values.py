@@ -59,7 +59,7 @@ def _log_beta_of(alpha: float, beta: float) -> float:
     if b < 20.0:
         if a > 1e-280:
             return math.log(math.gamma(a) * math.gamma(b) / math.gamma(total))
-        return -math.log(a)  # B(a, b) is 1/a, for a so small
+        return math.log1p(a / b) - math.log(a)  # B(a, b) is 1/a + 1/b, for a so small
     if a < 10.0:  # ln Γ(a) less Stirling's series for ln Γ(a+b) - ln Γ(b)
         rise = (b - 0.5) * math.log1p(a / b) + a * (math.log(total) - 1.0) + _stirling_rest(total) - _stirling_rest(b)
         return math.lgamma(a) - rise
@@ -204,7 +204,7 @@ class Exponential(Saturation):
         return Form(EXPONENTIAL, a + 1.0, b + 1.0, scale, 1.0 / self.tau)
 
     def levels(self, p: Floats, budgets: Floats) -> Floats:
-        return -np.expm1(-(p * (1.0 - p) / self.tau) * budgets)
+        return -np.expm1(-(p * (1.0 - p) * budgets) / self.tau)
 
 
 @dataclass(frozen=True, eq=False)
@@ -399,9 +399,11 @@ class GainTable(AnyValue):
         table = np.ascontiguousarray(gains, dtype=np.float64)
         if table.ndim != 2:
             raise ValueError(f"gains is a table [prompts, rollouts], not an array of shape {table.shape}")
+        rising = np.zeros(table.shape, dtype=np.bool_)
+        rising[:, 1:] = table[:, 1:] > table[:, :-1]
         for wrong, what in (
             (~(np.isfinite(table) & (table >= 0.0)), "not a finite gain of at least 0"),
-            (np.diff(table, axis=1, prepend=table[:, :1]) > 0.0, "more than the gain before it"),
+            (rising, "more than the gain before it"),
         ):
             if np.any(wrong):
                 i, b = (int(x[0]) for x in np.nonzero(wrong))
