@@ -31,13 +31,16 @@ $(VENV)/ready: pyproject.toml setup.py constraints.txt $(wildcard csrc/*.c csrc/
 demo: $(VENV)/ready
 	$(BIN)/python -m coba_core.integrations.grpo.demo --output out/demo
 
-test: lint types doctest pytest triton wheel
+test: lint types doctest pytest triton bench-quick wheel
 
 lint: $(VENV)/ready
 	$(BIN)/ruff check .
 
+# On a copy, as integrations/ is coba_core.integrations only once it is installed.
 types: $(VENV)/ready
-	$(BIN)/mypy
+	rm -rf build/types && mkdir -p build/types
+	cp -r coba_core build/types/ && cp -r integrations build/types/coba_core/
+	cd build/types && $(abspath $(BIN))/mypy --config-file ../../pyproject.toml --cache-dir ../../.mypy_cache
 
 doctest: $(VENV)/ready
 	$(PYTEST) -q --doctest-modules coba_core

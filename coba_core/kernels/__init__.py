@@ -95,21 +95,21 @@ def select(backend: str, solver: str, custom: bool) -> ModuleType:
     name = DEFAULT if backend == "auto" else backend
     if solver not in SOLVERS:
         raise ValueError(f"solver is {solver!r}, not one of 'auto', {', '.join(map(repr, SOLVERS))}")
-    names = [b.name for b in BACKENDS]
+    names = [candidate.name for candidate in BACKENDS]
     if name != "auto" and name not in names:
         raise ValueError(f"backend is {name!r}, not one of 'auto', {', '.join(map(repr, names))}")
-    for backend in BACKENDS:
-        if name not in ("auto", backend.name):
+    for candidate in BACKENDS:
+        if name not in ("auto", candidate.name):
             continue
-        usable, reason = backend.usable()
-        if usable and solver not in backend.solvers:
+        usable, reason = candidate.usable()
+        if usable and solver not in candidate.solvers:
             usable, reason = False, f"it has no solver {solver!r}"
-        if usable and custom and not backend.custom_values:
+        elif usable and custom and not candidate.custom_values:
             usable, reason = False, "it cannot inline a custom gain"
+        elif not usable and name == "auto" and candidate.name == "cython":
+            logger.warning("the compiled kernels are not used (%s); falling back", reason)
         if usable:
-            return load(backend.module)
+            return load(candidate.module)
         if name != "auto":
             raise ValueError(f"backend {name!r} cannot run here: {reason}")
-        if backend.name == "cython" and "solver" not in reason and not custom:
-            logger.warning("the compiled kernels are not used (%s); falling back", reason)
     raise AssertionError("unreachable: the NumPy backend supports every solver")

@@ -120,7 +120,14 @@ def _coefficients_of(saturation: int) -> Any:
     """numpy_backend.coefficients of one form, so that its loop vectorises."""
 
     def run(
-        p: Floats, p_exponents: Floats, q_exponents: Floats, log_scales: Floats, rates: Floats, a: Floats, k: Floats, d: Floats
+        p: Floats,
+        p_exponents: Floats,
+        q_exponents: Floats,
+        log_scales: Floats,
+        rates: Floats,
+        a: Floats,
+        k: Floats,
+        d: Floats,
     ) -> None:
         steepest = 0.0
         for i in range(len(p)):
@@ -198,19 +205,19 @@ def _log_gain_table(saturation: int, a: Floats, k: Floats, d: Floats, low: int, 
 
 @_njit
 def _form_gain(parts: Any, i: int, budget: int) -> float:
-    return _log_gain(parts[0], parts[1][i], parts[2][i], parts[3][i], float(budget))  # type: ignore[no-any-return]
+    return _log_gain(parts[0], parts[1][i], parts[2][i], parts[3][i], float(budget))
 
 
 @_njit
 def _table_gain(parts: Any, i: int, budget: int) -> float:
-    return parts[0][i, budget]  # type: ignore[no-any-return]
+    return parts[0][i, budget]
 
 
 @cache
 def _custom_gain(gain: Callable[[float, int], float]) -> Any:
     @numba.njit(nogil=True)
     def custom(parts: Any, i: int, budget: int) -> float:
-        return gain(parts[0][i], budget) * parts[1][i]  # type: ignore[no-any-return]
+        return gain(parts[0][i], budget) * parts[1][i]
 
     return custom
 
@@ -272,12 +279,12 @@ def _heap_of(gain: Any) -> Any:
 @_njit
 def _ordinal(x: float) -> int:
     bits = _bits(x)
-    return bits if bits >= 0 else -(bits & 0x7FFFFFFFFFFFFFFF) - 1  # type: ignore[no-any-return]
+    return bits if bits >= 0 else -(bits & 0x7FFFFFFFFFFFFFFF) - 1
 
 
 @_njit
 def _at_ordinal(place: int) -> float:
-    return _number(place if place >= 0 else (-(place + 1)) | (-0x7FFFFFFFFFFFFFFF - 1))  # type: ignore[no-any-return]
+    return _number(place if place >= 0 else (-(place + 1)) | (-0x7FFFFFFFFFFFFFFF - 1))
 
 
 @_njit
@@ -620,23 +627,23 @@ def _first_invalid(p: Floats) -> int:
 
 def log_gains(p: Floats, form: Form, budgets: Ints) -> Floats:
     """Log gain of one more rollout for each prompt, [M]."""
-    return _log_gains(*_parts(p, form), budgets, False)  # type: ignore[no-any-return]
+    return _log_gains(*_parts(p, form), budgets, False)
 
 
 def gains(p: Floats, form: Form, budgets: Ints) -> Floats:
     """Gain of one more rollout for each prompt, [M]."""
-    return _log_gains(*_parts(p, form), budgets, True)  # type: ignore[no-any-return]
+    return _log_gains(*_parts(p, form), budgets, True)
 
 
 def log_gain_table(p: Floats, form: Form, low: int, high: int) -> Floats:
     """Log gains at budgets low .. high-1, [M, high-low]."""
-    return _log_gain_table(*_parts(p, form), low, high)  # type: ignore[no-any-return]
+    return _log_gain_table(*_parts(p, form), low, high)
 
 
 def heap(p: Floats, source: Gains | CustomValue, low: int, high: int, total: int) -> Ints:
     """2602.03048 Algorithm 1: the largest gain next, from a heap, [M]. O(M + R log M)."""
     gain, parts = _gain_and_parts(p, source)
-    return _heap_of(gain)(parts, len(p), low, high, total)  # type: ignore[no-any-return]
+    return _heap_of(gain)(parts, len(p), low, high, total)
 
 
 def threshold(
@@ -649,7 +656,7 @@ def threshold(
         solved = source.saturation == FIRST_SUCCESS and bool(np.any(p == 1.0))
         if not solved and _newton_of(source.saturation)(*parts[1:], low, high, total, budgets):
             return budgets
-    return _bisection_of(gain)(parts, len(p), low, high, total)  # type: ignore[no-any-return]
+    return _bisection_of(gain)(parts, len(p), low, high, total)
 
 
 def dp(p: Floats, source: Gains | CustomValue, low: int, high: int, total: int) -> Ints:

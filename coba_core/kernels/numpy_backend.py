@@ -178,7 +178,8 @@ def _table(p: Floats, source: Any, low: int, high: int) -> Floats:
     """What to order units by, [M, high-low]: log gains of a form, gains of a table or of a user's function."""
     if isinstance(source, Form):
         return log_gain_table(p, source, low, high)
-    return source[:, low:high] if isinstance(source, np.ndarray) else source.table(p, low, high)  # type: ignore[no-any-return]
+    table: Floats = source[:, low:high] if isinstance(source, np.ndarray) else source.table(p, low, high)
+    return table
 
 
 def reference(p: Floats, source: Gains, low: int, high: int, total: int) -> Ints:
@@ -260,10 +261,10 @@ def _level(fewest: Ints, most: Ints, total: int) -> Ints:
             lowest = middle
         else:
             highest = middle - 1
-    budgets = np.clip(lowest, fewest, most)
+    budgets: Ints = np.clip(lowest, fewest, most).astype(np.int64)
     open_ = np.flatnonzero((budgets == lowest) & (budgets < most))
     budgets[open_[: total - int(budgets.sum())]] += 1
-    return budgets.astype(np.int64)
+    return budgets
 
 
 def _ordinal(x: float) -> int:
@@ -284,7 +285,8 @@ def dp(p: Floats, source: Gains, low: int, high: int, total: int) -> Ints:
     tell apart into the canonical order.
     """
     table = _table(p, source, low, high)
-    values = np.concatenate([np.zeros((len(p), 1)), np.cumsum(exp(table) if isinstance(source, Form) else table, axis=1)], 1)
+    steps = exp(table) if isinstance(source, Form) else table
+    values = np.concatenate([np.zeros((len(p), 1)), np.cumsum(steps, axis=1)], axis=1)
     spare, width = total - low * len(p), high - low
     best = np.full(spare + 1, -np.inf)
     best[0] = 0.0

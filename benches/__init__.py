@@ -1,0 +1,1 @@
+"""Benches: what the allocator costs, beside everything one would use instead."""
