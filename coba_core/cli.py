@@ -94,7 +94,8 @@ def run_info(arguments: argparse.Namespace) -> int:
     for name, (usable, reason) in kernels.available().items():
         print(f"  backend {name:8} {'yes' if usable else 'no: ' + reason}")
     for package in (
-        "numpy", "numba", "torch", "triton", "transformers", "peft", "trl", "verl", "vllm", "reasoning-gym", "math-verify",
+        "numpy", "numba", "torch", "triton", "transformers", "peft", "trl", "verl", "vllm",
+        "reasoning-gym", "math-verify",
     ):  # fmt: skip
         try:
             version = importlib.metadata.version(package)
@@ -105,6 +106,7 @@ def run_info(arguments: argparse.Namespace) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
+    from coba_core.evaluate_cli import add_evaluate_command
     from coba_core.integrations.grpo import command
 
     root = argparse.ArgumentParser(prog="coba-core", description="Exact allocation of rollouts to prompts.")
@@ -125,6 +127,7 @@ def _parser() -> argparse.ArgumentParser:
     allocate.add_argument("--tau", type=float, default=5.0)
     allocate.add_argument("--output", metavar="FILE", help="CSV or JSONL by its ending [standard output]")
     allocate.set_defaults(run=run_allocate)
+    add_evaluate_command(commands)
     commands.add_parser("info", help="backends and versions found").set_defaults(run=run_info)
     return root
 

@@ -22,7 +22,7 @@ Integers = npt.NDArray[np.int64]
 
 
 def held_out(a: Integers, b: Integers, subtract: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-    """One problem in five, by a hash of the problem (the finaliser of SplitMix64): a, b, subtract ``[n]`` -> ``[n]``."""
+    """One problem in five, by a hash of the problem (SplitMix64's finaliser): a, b, subtract ``[n]`` -> ``[n]``."""
     x = (a.astype(np.uint64) * np.uint64(1_000_003) + b.astype(np.uint64)) * np.uint64(2) + subtract.astype(np.uint64)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

@@ -58,7 +58,9 @@ def load(folder: Path, device: torch.device) -> tuple[dict[str, Any], dict[str, 
     try:
         training = torch.load(folder / "training.pt", map_location=device, weights_only=True)
     except (OSError, RuntimeError, EOFError, KeyError, pickle.UnpicklingError) as error:
-        raise ValueError(f"{folder / 'training.pt'}: not readable ({error}); remove {folder} to go on from before it")
+        raise ValueError(
+            f"{folder / 'training.pt'}: not readable ({error}); remove {folder} to go on from before it"
+        ) from error
     progress = read_state(folder / "progress.json")
     if progress.get("kind") != "grpo" or progress.get("version", 0) > VERSION:
         raise ValueError(f"{folder / 'progress.json'}: not of this program, or of a newer version")

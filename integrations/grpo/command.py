@@ -13,7 +13,7 @@ def add_config_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", metavar="FILE", help="YAML file of settings")
     parser.add_argument(
         "--set", action="append", default=[], metavar="FIELD=VALUE",
-        help="set any field, also within one (allocator_args.kappa=7); the value is YAML; may be repeated",
+        help="set any field, also within one (allocator_args.kappa=21); the value is YAML; may be repeated",
     )  # fmt: skip
     fields = parser.add_argument_group("settings", "each sets the field of the same name; defaults in brackets")
     for field in dataclasses.fields(TrainConfig):
@@ -24,8 +24,9 @@ def add_config_arguments(parser: argparse.ArgumentParser) -> None:
 
 def assignments(arguments: argparse.Namespace) -> list[str]:
     """What the command line sets, in the form that TrainConfig.override takes."""
-    flags = {n.removeprefix("field_"): v for n, v in vars(arguments).items() if n.startswith("field_") and v is not None}
-    return [*(f"{name}={value}" for name, value in flags.items()), *arguments.set]
+    given = {name: value for name, value in vars(arguments).items() if value is not None}
+    flags = [f"{name.removeprefix('field_')}={value}" for name, value in given.items() if name.startswith("field_")]
+    return [*flags, *arguments.set]
 
 
 def add_train_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
@@ -43,7 +44,7 @@ def run_train(arguments: argparse.Namespace) -> int:
         raise ValueError("--resume takes its configuration from the run's own config.yaml: no --config or --overwrite")
     import json
 
-    from .loop import resumed_config, train
+    from .run import resumed_config, train
 
     if arguments.resume is not None:
         config = resumed_config(arguments.resume, assignments(arguments))
@@ -82,6 +83,7 @@ def run_compare(arguments: argparse.Namespace) -> int:
     config = load_config(arguments.config).override(assignments(arguments))
     output = Path(config.output) if config.output != TrainConfig.output else Path("out/compare")
     methods = arguments.method or ["uniform", "coba", "knapsack"]
-    print(compare(config, methods, seeds=arguments.seeds, output=output, jobs=arguments.jobs, progress=not arguments.quiet))
+    options = {"seeds": arguments.seeds, "jobs": arguments.jobs, "progress": not arguments.quiet}
+    print(compare(config, methods, output=output, **options))
     print(f"written to {output}: table.md, picture.png, runs/")
     return 0

@@ -46,7 +46,7 @@ class Cell:
 
     def run(self) -> dict[str, Any]:
         """Trains, going on from the last checkpoint of an interrupted attempt at the same settings."""
-        from .loop import resumed_config, train
+        from .run import resumed_config, train
 
         attempt = self.folder / "config.yaml"
         again = attempt.is_file() and resumed_config(self.folder, []) == self.config

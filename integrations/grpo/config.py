@@ -181,7 +181,7 @@ def parse_yaml(text: str, source: str) -> Any:
     """YAML by the safe loader, which also reads 1e-4 as a number; a ValueError names ``source``."""
     import yaml
 
-    class Loader(yaml.SafeLoader):
+    class Loader(yaml.SafeLoader):  # type: ignore[misc]
         pass
 
     number = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+$")

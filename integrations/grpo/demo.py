@@ -34,9 +34,9 @@ def main(argv: list[str] | None = None) -> int:
     output = Path(arguments.output)
     config = demo_config().replace(steps=arguments.steps)
     print(
-        f"uniform and CoBA, {arguments.seeds} seeds each: {config.steps} steps of {config.prompts_per_step} prompts and "
-        f"{config.rollouts_per_step} rollouts. A policy of under 1 M parameters, fixed-width arithmetic: a controlled "
-        "instrument to compare methods on."
+        f"uniform and CoBA, {arguments.seeds} seeds each: {config.steps} steps of {config.prompts_per_step} prompts "
+        f"and {config.rollouts_per_step} rollouts. A policy of under 1 M parameters on fixed-width arithmetic: a "
+        "controlled instrument to compare methods on."
     )
     text = compare(config, ["uniform", "coba"], seeds=arguments.seeds, output=output, jobs=2)
     print(f"\n{text}\n\nmean ± standard deviation over seeds; {time.perf_counter() - begun:.0f} s in all")

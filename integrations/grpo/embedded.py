@@ -91,7 +91,7 @@ def warm_up(warmup: Warmup, *, progress: bool = True) -> transformers.Qwen2ForCa
         logits = model(tokens).logits[:, arithmetic.PROMPT_LENGTH - 1 :]
         loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten())
         optimizer.zero_grad(set_to_none=True)
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
     return model
@@ -107,7 +107,10 @@ def embedded_policy(arguments: dict[str, Any] | None = None, *, progress: bool =
 
     ``arguments`` replace fields of Warmup. The folder appears by one rename, so an interrupted warm-up leaves nothing.
     """
-    warmup = Warmup(**(arguments or {}))
+    try:
+        warmup = Warmup(**(arguments or {}))
+    except TypeError as error:
+        raise ValueError(f"policy_args: {error}") from error
     sources = b"".join(Path(str(f)).read_bytes() for f in (__file__, arithmetic.__file__))
     key = json.dumps([dataclasses.asdict(warmup), torch.__version__, transformers.__version__]).encode() + sources
     folder = cache_folder() / f"embedded-{hashlib.sha256(key).hexdigest()[:16]}"

@@ -39,9 +39,9 @@ class Evaluation:
         return np.bincount(edges, minlength=6).tolist()  # type: ignore[no-any-return]
 
     def records(self) -> list[dict[str, Any]]:
-        """One record a problem, for a JSONL file."""
+        """One record a problem, for a JSONL file that ``coba-core evaluate`` reads."""
         return [
-            {"id": p.key, "kind": p.kind, "samples": self.samples, "correct": int(c)}
+            {"prompt_id": p.key, "kind": p.kind, "samples": self.samples, "correct": int(c)}
             for p, c in zip(self.problems, self.correct, strict=True)
         ]
 

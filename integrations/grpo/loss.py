@@ -34,7 +34,7 @@ def token_weights(rollouts: Rollouts, weighting: str) -> torch.Tensor:
     mask = rollouts.completion_mask.double()
     if weighting == "token":
         return (mask / mask.sum().clamp(min=1)).float()
-    each = prompt_weights(rollouts.rows, weighting="prompt" if weighting == "prompt" else "rollout")
+    each: torch.Tensor = prompt_weights(rollouts.rows, weighting="prompt" if weighting == "prompt" else "rollout")
     return (mask / mask.sum(1, keepdim=True).clamp(min=1) * each[:, None]).float()
 
 
@@ -118,9 +118,7 @@ def backward(
     policy.model.train()
     for index in micro_batches(rollouts, active, settings.micro_batch_tokens):
         w = weights[index]
-        new, spread = completion_logprobs(
-            policy, rollouts, index, temperature, entropy=settings.entropy_coef > 0
-        )
+        new, spread = completion_logprobs(policy, rollouts, index, temperature, entropy=settings.entropy_coef > 0)
         log_ratio = (new - rollouts.logprobs[index]).where(rollouts.completion_mask[index], 0.0)
         ratio, a = log_ratio.exp(), advantages[index, None]
         clipped = ratio.clamp(1 - settings.clip_low, 1 + settings.clip_high)
@@ -135,7 +133,7 @@ def backward(
             loss = loss + settings.kl_coef * kl
         entropy = (w * spread).sum()
         loss = loss - settings.entropy_coef * entropy
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         with torch.no_grad():
             outside = ((ratio * a) > (clipped * a)).float()
             sums += torch.stack([loss, kl, entropy, (w * outside).sum(), (w * log_ratio.abs()).sum()])

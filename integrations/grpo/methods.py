@@ -54,7 +54,8 @@ def make_allocator(config: TrainConfig, dataset_size: int) -> coba_core.Allocato
         if name == "knapsack":
             return coba_core.KnapsackAllocator(**common, **arguments)
         if name == "value":
-            preference = _named(PREFERENCES, "preference", arguments.pop("preference", {"name": "power", "a": 0, "b": 0}))
+            flat = {"name": "power", "a": 0, "b": 0}
+            preference = _named(PREFERENCES, "preference", arguments.pop("preference", flat))
             return coba_core.ValueAllocator(preference * saturation, **common, **arguments)
         schedule: coba_core.CapabilitySchedule | coba_core.FixedSchedule | coba_core.LinearSchedule
         if name == "fixed":

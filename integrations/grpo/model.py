@@ -50,7 +50,8 @@ class Policy:
         self.model, self.tokenizer = model, tokenizer
         self.device = next(model.parameters()).device
         self.autocast = config.autocast
-        base: Any = model.get_base_model() if hasattr(model, "get_base_model") else model
+        wrapped: Any = model
+        base = wrapped.get_base_model() if hasattr(model, "get_base_model") else wrapped
         parameters = inspect.signature(base.forward).parameters
         self.cache_name = "cache" if "cache" in parameters else "past_key_values"
         self.takes_positions = "position_ids" in parameters
@@ -65,7 +66,9 @@ class Policy:
         self, tokens: torch.Tensor, mask: torch.Tensor, *, keep: int, model: torch.nn.Module | None = None
     ) -> torch.Tensor:
         """Logits of the last ``keep`` positions, float32 ``[n, keep, V]``; tokens and mask ``[n, length]``."""
-        return self._call(model or self.model, tokens, mask, keep, use_cache=False).logits[:, -keep:].float()
+        out = self._call(model or self.model, tokens, mask, keep, use_cache=False)
+        logits: torch.Tensor = out.logits[:, -keep:].float()
+        return logits
 
     def step(self, tokens: torch.Tensor, mask: torch.Tensor, cache: Any) -> tuple[torch.Tensor, Any]:
         """Logits of the next token, float32 ``[n, V]``, and the cache; tokens are those the cache does not hold yet."""

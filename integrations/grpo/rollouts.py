@@ -13,10 +13,10 @@ from .model import Policy
 class Rollouts:
     """R rollouts; prompts are padded on the left to P, completions on the right to T.
 
-    tokens ``[R, P+T]`` and mask ``[R, P+T]`` int64; completion_mask ``[R, T]`` bool, true from the first sampled token
-    to the end-of-sequence token; logprobs ``[R, T]`` float32, of the sampled tokens at the sampling temperature, 0 where
-    masked; entropy ``[R, T]`` float32 in nats, of the distributions they were sampled from, 0 where masked; rows ``[R]``
-    int64, the prompt of each rollout.
+    tokens and mask ``[R, P+T]`` int64; completion_mask ``[R, T]`` bool, true from the first sampled token to the
+    end-of-sequence token; logprobs ``[R, T]`` float32, of the sampled tokens at the sampling temperature; entropy
+    ``[R, T]`` float32 in nats, of the distributions they were sampled from; both 0 where masked; rows ``[R]`` int64,
+    the prompt of each rollout.
     """
 
     tokens: torch.Tensor
@@ -102,7 +102,7 @@ def generate(
     tokens, mask = pad_left(prompts, policy.tokenizer.pad_token_id or 0, policy.device)
     rows = torch.repeat_interleave(budgets.to(policy.device))
     options = (max_new_tokens, temperature, generator, top_p, top_k, greedy)
-    parts = [_generate(policy, tokens, mask, chunk, *options) for chunk in rows.split(max_rows)]
+    parts = [_generate(policy, tokens, mask, chunk, *options) for chunk in torch.split(rows, max_rows)]
     if len(parts) == 1:
         return parts[0]
     return Rollouts.concatenate(parts, [0] * len(parts))

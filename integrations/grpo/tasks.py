@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from . import arithmetic
+from .benchmarks import BenchmarkProblem, check_answer
 
 Message = dict[str, str]
 
@@ -59,11 +60,8 @@ def exact_match(problem: Problem, completion: str) -> float:
 
 
 def math_match(problem: Problem, completion: str) -> float:
-    """1 if math-verify finds an answer in the completion that equals the problem's."""
-    from math_verify import parse, verify
-
-    gold = problem.answer if "$" in problem.answer or "\\" in problem.answer else f"${problem.answer}$"
-    return float(verify(parse(gold), parse(completion)))
+    """1 if the answer that math-verify finds in the completion equals the problem's."""
+    return float(check_answer(BenchmarkProblem(problem.key, "", problem.answer.strip("$ ")), completion)[1])
 
 
 def final_answer(completion: str) -> str:
@@ -156,8 +154,13 @@ def _records(path: Path) -> Iterator[tuple[int, Any]]:
                     raise ValueError(f"{path}:{number}: not valid JSON: {error}") from error
 
 
-def read_problems(path: str, prompt: str = "prompt", answer: str = "answer", key: str = "id") -> list[Problem]:
-    """The problems in a file; a ValueError names the file and line of the first that is malformed."""
+def read_problems(
+    path: str, prompt: str = "prompt", answer: str = "answer", key: str = "id", scorer: str = "math_verify"
+) -> list[Problem]:
+    """The problems in a file; a ValueError names the file and line of the first that is malformed.
+
+    With math_verify as the scorer that includes answers which it cannot read.
+    """
     problems: list[Problem] = []
     seen: dict[str, int] = {}
     for number, record in _records(Path(path)):
@@ -180,7 +183,13 @@ def read_problems(path: str, prompt: str = "prompt", answer: str = "answer", key
         if identity in seen:
             raise ValueError(f"{where}: the same id {identity!r} as on line {seen[identity]}")
         seen[identity] = number
-        problems.append(Problem(identity, text, str(right), str(record.get("kind", ""))))
+        problem = Problem(identity, text, str(right), str(record.get("kind", "")))
+        if scorer == "math_verify":
+            try:
+                math_match(problem, "")
+            except ValueError:
+                raise ValueError(f"{where}: math-verify cannot read the {answer!r} {right!r}") from None
+        problems.append(problem)
     if not problems:
         raise ValueError(f"{path}: holds no problem")
     return problems
@@ -196,13 +205,13 @@ def file_task(
     answer: str = "answer",
     key: str = "id",
 ) -> Task:
-    """JSONL or Parquet files of prompts and answers. Without a ``heldout`` file, a share chosen by each id is held out."""
+    """JSONL or Parquet files of prompts and answers. Without a ``heldout`` file, a share of ``train`` is held out."""
     scorers = {"math_verify": math_match, "exact": exact_match}
     if scorer not in scorers:
         raise ValueError(f"task_args: scorer: {scorer!r} is none of {', '.join(scorers)}")
-    problems = read_problems(train, prompt, answer, key)
+    problems = read_problems(train, prompt, answer, key, scorer)
     if heldout is not None:
-        return Task(problems, read_problems(heldout, prompt, answer, key), scorers[scorer])
+        return Task(problems, read_problems(heldout, prompt, answer, key, scorer), scorers[scorer])
     if not 0 <= heldout_share < 1:
         raise ValueError(f"task_args: heldout_share: must lie within [0, 1), got {heldout_share}")
 

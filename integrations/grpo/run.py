@@ -1,0 +1,209 @@
+"""A run from start to end: files, progress, evaluation, checkpoints, interruption and going on after it."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import signal
+import sys
+import threading
+import time
+import types
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from . import checkpoint
+from .config import RESUMABLE, TrainConfig, dump_config, load_config
+from .heldout import Evaluation, evaluate
+from .loop import Batch, Trainer
+
+
+class RunFiles:
+    """metrics.jsonl, allocations.jsonl, evaluations/ and TensorBoard events in the output folder."""
+
+    def __init__(self, folder: Path, *, tensorboard: bool, after: int) -> None:
+        self.folder = folder
+        for name in ("metrics.jsonl", "allocations.jsonl"):
+            self._forget(folder / name, after)
+        self.writer: Any = None
+        if tensorboard:
+            try:
+                from torch.utils.tensorboard import SummaryWriter
+            except ImportError:
+                return
+            self.writer = SummaryWriter(str(folder / "tensorboard"), purge_step=after + 1)
+
+    @staticmethod
+    def _forget(path: Path, after: int) -> None:
+        """Drops what a resumed run will do again: lines of later steps, and one that was cut short."""
+        if not path.exists():
+            return
+        kept = []
+        for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
+            if line.endswith("\n") and json.loads(line)["step"] <= after:
+                kept.append(line)
+        partial = path.with_name(f".{path.name}.partial")
+        partial.write_text("".join(kept), encoding="utf-8")
+        partial.replace(path)
+
+    def _append(self, name: str, record: dict[str, Any]) -> None:
+        with (self.folder / name).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(record) + "\n")
+
+    def log(self, metrics: dict[str, float], batch: Batch | None = None) -> None:
+        self._append("metrics.jsonl", {key: _rounded(value) for key, value in metrics.items()})
+        if batch is not None:
+            self._append("allocations.jsonl", {
+                "step": metrics["step"], "ids": [p.key for p in batch.problems], "budgets": batch.budgets.tolist(),
+                "estimates": batch.pass_rates.round(4).tolist(), "rewards": batch.group_means().round(4).tolist(),
+            })  # fmt: skip
+        if self.writer is not None:
+            for key, value in metrics.items():
+                if key != "step":
+                    self.writer.add_scalar(key if "/" in key else f"train/{key}", value, int(metrics["step"]))
+            self.writer.flush()
+
+    def evaluation(self, step: int, evaluation: Evaluation) -> None:
+        path = self.folder / "evaluations" / f"step-{step:06d}.jsonl"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("".join(json.dumps(record) + "\n" for record in evaluation.records()), encoding="utf-8")
+
+    def close(self) -> None:
+        if self.writer is not None:
+            self.writer.close()
+
+
+def _rounded(value: float) -> float | int | None:
+    if isinstance(value, int):
+        return value
+    return float(f"{value:.7g}") if math.isfinite(value) else None  # JSON has no NaN
+
+
+class Interruption:
+    """Turns the first Ctrl-C (or SIGTERM) into a wish to stop after the step; the second one stops at once."""
+
+    def __init__(self) -> None:
+        self.asked = False
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Interruption:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._before[number] = signal.signal(number, self._ask)
+        return self
+
+    def _ask(self, number: int, frame: types.FrameType | None) -> None:
+        if self.asked:
+            raise KeyboardInterrupt
+        self.asked = True
+        print("\nstopping after this step, then saving (again: stop at once, without saving)", file=sys.stderr)
+
+    def __exit__(self, *exception: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+
+def prepare_output(folder: Path, *, overwrite: bool) -> None:
+    """Makes the output folder; one that is in use is an error unless it may be overwritten and a run made it."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        if not overwrite:
+            raise ValueError(f"output: {folder} is not empty; choose another, or pass --overwrite or --resume {folder}")
+        if not (folder / "config.yaml").is_file():
+            raise ValueError(f"output: {folder} was not written by a run, so --overwrite leaves it alone")
+        shutil.rmtree(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+
+
+def resumed_config(folder: str | os.PathLike[str], assignments: list[str]) -> TrainConfig:
+    """The configuration of a run that goes on, with changes to fields that leave it the same run."""
+    path = Path(folder) / "config.yaml"
+    if not path.is_file():
+        raise ValueError(f"resume: {folder} holds no config.yaml: not the output of a run")
+    before = load_config(path)
+    after = before.override(assignments).replace(output=str(folder))
+    for name, value in after.to_dict().items():
+        if name not in (*RESUMABLE, "output") and value != getattr(before, name):
+            raise ValueError(f"{name}: cannot change when a run is resumed; only {', '.join(RESUMABLE)} can")
+    return after
+
+
+def train(
+    config: TrainConfig, *, resume: bool = False, overwrite: bool = False, progress: bool = True
+) -> dict[str, Any]:
+    """Runs (or goes on with) the training that the configuration describes, in ``config.output``.
+
+    Returns the summary that also lands in summary.json: steps, rollouts, seconds in all and in the allocator, whether
+    the run is complete, and the last evaluation. Ctrl-C finishes the step, saves, and prints how to go on.
+    """
+    folder = Path(config.output)
+    weights: Path | None = None
+    last: Path | None = None
+    if resume:
+        saved = checkpoint.checkpoints(folder / "checkpoints")
+        last = saved[-1] if saved else None
+        weights = None if last is None else last / "model"
+    else:
+        prepare_output(folder, overwrite=overwrite)
+    partial = folder / ".config.yaml.partial"
+    partial.write_text(dump_config(config), encoding="utf-8")
+    partial.replace(folder / "config.yaml")
+    trainer = Trainer(config, progress=progress, weights=weights)
+    if last is not None:
+        trainer.restore(last)
+    files = RunFiles(folder, tensorboard=config.tensorboard, after=trainer.done if resume and last else -1)
+    bar = tqdm(total=trainer.total_rollouts, initial=trainer.rollouts, unit="rollout", disable=not progress)
+    begun = time.perf_counter()
+    scores: dict[str, float] = {}
+
+    def measure() -> dict[str, float]:
+        if not trainer.task.heldout:
+            return {}
+        evaluation = evaluate(trainer.policy, trainer.task, config)
+        files.evaluation(trainer.done, evaluation)
+        return evaluation.metrics()
+
+    try:
+        with Interruption() as interruption:
+            if trainer.done == 0 and (scores := measure()):
+                files.log({"step": 0, "rollouts": 0, **scores})
+            while not trainer.finished and not interruption.asked:
+                if config.stop_after and trainer.done >= config.stop_after:
+                    break
+                batch, metrics = trainer.step()
+                if trainer.finished or (config.eval_every and trainer.done % config.eval_every == 0):
+                    scores = measure()
+                    metrics |= scores
+                files.log(metrics, batch)
+                bar.update(trainer.rollouts - bar.n)
+                bar.set_postfix_str(_postfix(metrics, scores))
+                if config.checkpoint_every and trainer.done % config.checkpoint_every == 0 and not trainer.finished:
+                    trainer.save(folder / "checkpoints")
+            saved_to = trainer.save(folder / "checkpoints")
+    finally:
+        bar.close()
+        files.close()
+    if not trainer.finished:
+        print(f"saved {saved_to}; go on with: coba-core train --resume {folder}", file=sys.stderr)
+    summary = {
+        "finished": trainer.finished, "interrupted": interruption.asked,
+        "steps": trainer.done, "rollouts": trainer.rollouts,
+        "seconds": round(time.perf_counter() - begun, 3), "allocator_seconds": round(trainer.allocator_seconds, 6),
+        **{key: _rounded(value) for key, value in scores.items()},
+    }  # fmt: skip
+    partial = folder / ".summary.json.partial"
+    partial.write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
+    partial.replace(folder / "summary.json")
+    return summary
+
+
+def _postfix(metrics: dict[str, float], scores: dict[str, float]) -> str:
+    parts = [f"reward {metrics['reward']:.3f}", f"mixed {metrics['mixed_groups']:.2f}"]
+    if "alpha" in metrics:
+        parts.append(f"alpha {metrics['alpha']:.2f}")
+    parts.append(f"budget {metrics['budget_min']:.0f}/{metrics['budget_mean']:.0f}/{metrics['budget_max']:.0f}")
+    average = next((value for key, value in scores.items() if key.startswith("eval/avg@")), None)
+    return ", ".join(parts if average is None else [*parts, f"held-out {average:.3f}"])
