@@ -11,7 +11,7 @@ A training loop needs five names::
     >>> advantages = coba_core.group_advantages(rewards, rows)
     >>> allocator.update(prompt_ids, rewards, rows)
     >>> allocator.allocate(prompt_ids, 24)
-    array([11, 11,  2])
+    array([ 4, 16,  4])
 
 and the stateless call is ``coba_core.allocate(pass_rates, total_budget)``.
 """

@@ -71,7 +71,7 @@ def allocate(
     the argument (and the first index and its value) for anything else that is wrong.
 
     >>> allocate([0.1, 0.5, 0.9], 24)
-    array([ 2, 11, 11])
+    array([ 2, 20,  2])
     >>> from coba_core import KnapsackValue
     >>> allocate([0.4, 0.1], 6, high=16, value=KnapsackValue())
     array([4, 2])

@@ -6,7 +6,7 @@ import os
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +15,7 @@ from coba_core.allocate import BudgetError, allocate
 from coba_core.history import PassRateHistory, PromptId, checked_rows, prompt_keys
 from coba_core.kernels.numpy_backend import Floats, Ints
 from coba_core.schedules import CapabilitySchedule, Schedule
-from coba_core.state import State, check_state, finite_number, read_state, write_state
+from coba_core.state import State, check_state, finite_number, read_state, whole_number, write_state
 from coba_core.values import AnyValue, BetaPreference, Exponential, KnapsackValue, Saturation, Value
 
 OnInfeasible = Literal["raise", "clip"]
@@ -60,6 +60,8 @@ class Allocator(ABC):
     """
 
     kind: str
+    concentrates: ClassVar[bool] = True
+    """Whether one prompt may get many times another's budget, so that a `high` near the total is worth a warning."""
 
     def __init__(
         self,
@@ -71,6 +73,7 @@ class Allocator(ABC):
         solver: str = "auto",
         backend: str = "auto",
     ) -> None:
+        low, high = whole_number("low", low), whole_number("high", high)
         if low < 0 or low > high:
             raise ValueError(f"low is {low} and high is {high}: 0 <= low <= high does not hold")
         if on_infeasible not in ("raise", "clip"):
@@ -85,6 +88,7 @@ class Allocator(ABC):
     def allocate(self, prompt_ids: PromptIds, total_budget: int) -> Ints:
         """Budgets of this step's prompts, int64 [M], adding up to total_budget."""
         keys = prompt_keys(prompt_ids)
+        total_budget = whole_number("total_budget", total_budget)
         low, high = self._bounds()
         total = min(max(total_budget, low * len(keys)), high * len(keys))
         if total != total_budget and self.on_infeasible == "raise":
@@ -92,7 +96,7 @@ class Allocator(ABC):
                 f"total_budget is {total_budget}; {len(keys)} prompts with budgets in [{low}, {high}] take "
                 f"from {low * len(keys)} to {high * len(keys)}"
             )
-        if not self._warned and len(keys) > 1 and low < high and high > 0.2 * total:
+        if self.concentrates and not self._warned and len(keys) > 1 and low < high and high > 0.2 * total:
             self._warned = True
             warnings.warn(
                 f"high = {high} is more than 20 % of the step's {total} rollouts: a single prompt may take them; "
@@ -188,6 +192,7 @@ class UniformAllocator(Allocator):
     """
 
     kind = "UniformAllocator"
+    concentrates = False
 
     def _budgets(self, keys: list[PromptId], rates: Floats, raw: Floats, total: int) -> Ints:
         return even_budgets(len(keys), total)
@@ -270,12 +275,13 @@ class CapabilityAllocator(ValueAllocator):
     saturation: Exponential(5.0), the paper's, or any other. schedule: CapabilitySchedule(), the paper's, or any other.
     Until the first failure rate is known, budgets are even.
 
+    >>> from coba_core import repeat_index
     >>> allocator = CapabilityAllocator(high=16)
     >>> allocator.allocate([0, 1, 2], 24)
     array([8, 8, 8])
     >>> allocator.update([0, 1, 2], rewards=[0] * 8 + [0, 1] * 4 + [1] * 8, rows=repeat_index([8, 8, 8]))
     >>> allocator.allocate([0, 1, 2], 24)
-    array([ 2, 11, 11])
+    array([ 4, 16,  4])
     """
 
     kind = "CapabilityAllocator"

@@ -38,6 +38,8 @@ def repeat_index(budgets: Any) -> Any:
     if is_tensor(budgets):
         import torch
 
+        if budgets.ndim != 1 or budgets.dtype.is_floating_point:
+            raise ValueError(f"budgets has shape {tuple(budgets.shape)} and dtype {budgets.dtype}, not integers [M]")
         return torch.repeat_interleave(budgets)
     counts = np.asarray(budgets)
     if counts.ndim != 1 or (counts.size and counts.dtype.kind not in "iu"):
@@ -98,6 +100,8 @@ def group_advantages(rewards: Any, rows: Any, *, scale: Scale = "group", eps: fl
 def _tensor_advantages(rewards: Any, rows: Any, scale: Scale, eps: float) -> Any:
     import torch
 
+    if not is_tensor(rows):
+        rows = torch.as_tensor(np.asarray(rows), device=rewards.device)
     if rewards.ndim != 1 or rows.shape != rewards.shape:
         raise ValueError(
             f"rewards has shape {tuple(rewards.shape)} and rows {tuple(rows.shape)}: one row a reward is needed"
@@ -160,9 +164,9 @@ def prompt_weights(rows: Any, *, weighting: Weighting = "prompt") -> Any:
     row = checked_rows(np.zeros(len(rows)), rows, None)[1]
     if weighting == "rollout" or not len(row):
         return np.full(len(row), 1.0 / max(len(row), 1))
-    ids = np.unique(row, return_inverse=True)[1]
-    count = np.bincount(ids)
-    return 1.0 / (len(count) * count[ids])
+    dense = np.unique(row, return_inverse=True)[1]
+    sizes = np.bincount(dense)
+    return 1.0 / (len(sizes) * sizes[dense])
 
 
 def pad_to_multiple(rows: int, *multiples: int) -> int:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from coba_core.kernels.numpy_backend import Floats, Ints
-from coba_core.state import State, check_state, finite_number
+from coba_core.state import State, check_state, finite_number, whole_number
 
 PromptId = int | str
 """A stable key of a prompt, such as its index in the data set: the same at every visit and after a restart."""
@@ -27,7 +27,7 @@ def prompt_keys(prompt_ids: Sequence[PromptId] | npt.NDArray[Any]) -> list[Promp
     return keys
 
 
-def as_array(x: Any, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+def as_array(x: Any, dtype: npt.DTypeLike | None) -> npt.NDArray[Any]:
     """A NumPy view or copy of a sequence, an array or a torch tensor on any device."""
     if hasattr(x, "detach"):
         x = x.detach().cpu()
@@ -75,9 +75,7 @@ class PassRateHistory:
     def __init__(
         self, window: int = 4, threshold: float = 0.5, fractional: bool = False, prior_strength: float = 1.0
     ) -> None:
-        if window < 1:
-            raise ValueError(f"window is {window}, not at least 1")
-        self.window = window
+        self.window = whole_number("window", window, at_least=1)
         self.threshold = finite_number("threshold", threshold)
         self.fractional = fractional
         self.prior_strength = finite_number("prior_strength", prior_strength, at_least=0.0)
@@ -116,7 +114,8 @@ class PassRateHistory:
         known = ~np.isnan(success)
         if not known.all():
             success, rows = success[known], rows[known]
-        return np.bincount(rows, success, prompts), np.bincount(rows, minlength=prompts)
+        counts = np.bincount(rows, minlength=prompts).astype(np.int64, copy=False)
+        return np.bincount(rows, success, prompts).astype(np.float64, copy=False), counts
 
     def record(self, keys: list[PromptId], successes: Floats, counts: Ints) -> None:
         """Adds one visit of each prompt with counts above 0."""
@@ -124,7 +123,7 @@ class PassRateHistory:
             first: dict[PromptId, int] = {}
             place = np.array([first.setdefault(key, len(first)) for key in keys])
             keys = list(first)
-            successes = np.bincount(place, successes)
+            successes = np.bincount(place, successes).astype(np.float64, copy=False)
             counts = np.bincount(place, counts).astype(np.int64)
         if not counts.all():
             visited = np.flatnonzero(counts)
@@ -197,20 +196,26 @@ class PassRateHistory:
         check_state(state, self.kind, 1, ("window", "keys", "successes", "counts", "visits", "rate_sum"))
         if state["window"] != self.window:
             raise ValueError(f"{where}: its window is {state['window']!r}, this history's is {self.window}")
+        if not isinstance(state["keys"], list):
+            raise ValueError(f"{where}: keys is {state['keys']!r}, not a list")
         keys = prompt_keys(state["keys"])
         size = len(keys)
         if len(set(keys)) != size:
             raise ValueError(f"{where}: keys holds a prompt twice")
         try:
             successes = np.array(state["successes"], dtype=np.float64).reshape(size, self.window)
-            counts = np.array(state["counts"], dtype=np.int64).reshape(size, self.window)
-            visits = np.array(state["visits"], dtype=np.int64).reshape(size)
+            counts = np.array(state["counts"], dtype=np.float64).reshape(size, self.window)
+            visits = np.array(state["visits"], dtype=np.float64).reshape(size)
         except (TypeError, ValueError, OverflowError) as error:
             raise ValueError(f"{where}: successes, counts and visits do not fit {size} keys ({error})") from error
         filled = np.arange(self.window) < visits[:, None]
-        if not np.all((successes >= 0) & (successes <= counts) & ((counts > 0) == filled)) or not np.all(visits > 0):
+        whole = np.all(counts % 1.0 == 0.0) and np.all(visits % 1.0 == 0.0) and np.all(visits < 2.0**53)
+        right = (successes >= 0.0) & (successes <= counts) & ((counts > 0.0) == filled)
+        if not (whole and np.all(right) and np.all(visits > 0.0) and np.all(counts < 2.0**53)):
             raise ValueError(f"{where}: successes, counts and visits contradict each other")
-        rate_sum = finite_number(f"{where}: rate_sum", state["rate_sum"], at_least=-1e-6, at_most=size + 1e-6)
-        self._successes, self._counts, self._visits = successes, counts, visits
+        rate_sum = finite_number(f"{where}: rate_sum", state["rate_sum"])
+        if abs(rate_sum - float(np.sum(successes.sum(axis=1) / counts.sum(axis=1)))) > 1e-6 * (size + 1):
+            raise ValueError(f"{where}: rate_sum is {rate_sum}, not the sum of the pass rates")
+        self._successes, self._counts, self._visits = successes, counts.astype(np.int64), visits.astype(np.int64)
         self._slots = {key: i for i, key in enumerate(keys)}
         self._rate_sum = rate_sum

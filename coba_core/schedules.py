@@ -9,7 +9,7 @@ import math
 from abc import ABC, abstractmethod
 from typing import Any, Literal
 
-from coba_core.state import State, check_state, finite_number
+from coba_core.state import State, check_state, finite_number, whole_number
 
 Direction = Literal["exploit_first", "explore_first"]
 
@@ -22,7 +22,8 @@ def transformed_failure_rate(mean_failure_rate: float, gamma: float = 10.0) -> f
     """
     if mean_failure_rate > 0.5:
         return mean_failure_rate
-    return 1.0 / (1.0 + math.exp(-gamma * (mean_failure_rate - 0.5)))
+    x = gamma * (mean_failure_rate - 0.5)
+    return 1.0 / (1.0 + math.exp(-x)) if x > -700.0 else math.exp(x)
 
 
 class Schedule(ABC):
@@ -81,12 +82,10 @@ class LinearSchedule(Schedule):
     kind = "LinearSchedule"
 
     def __init__(self, steps: int, start: float = 10.0, end: float = 1.0, kappa: float = 11.0) -> None:
-        if steps < 1:
-            raise ValueError(f"steps is {steps}, not at least 1")
+        self.steps = whole_number("steps", steps, at_least=1)
         self.kappa = finite_number("kappa", kappa, above=0.0)
         self.start = finite_number("start", start, above=0.0, below=self.kappa)
         self.end = finite_number("end", end, above=0.0, below=self.kappa)
-        self.steps = steps
         self.step = 0
 
     def alpha_beta(self) -> tuple[float, float]:
@@ -103,9 +102,7 @@ class LinearSchedule(Schedule):
 
     def load_state_dict(self, state: State) -> None:
         check_state(state, self.kind, 1, ("step",))
-        if not isinstance(state["step"], int) or state["step"] < 0:
-            raise ValueError(f"state of {self.kind}: step is {state['step']!r}, not a count")
-        self.step = state["step"]
+        self.step = whole_number(f"state of {self.kind}: step", state["step"], at_least=0)
 
 
 class CapabilitySchedule(Schedule):
@@ -139,12 +136,10 @@ class CapabilitySchedule(Schedule):
     ) -> None:
         self.kappa = finite_number("kappa", kappa, above=0.0)
         self.lam = finite_number("lam", lam, at_least=0.0)
-        self.gamma = finite_number("gamma", gamma)
-        if window < 1:
-            raise ValueError(f"window is {window}, not at least 1")
+        self.gamma = finite_number("gamma", gamma, at_least=0.0)
+        self.window = whole_number("window", window, at_least=1)
         if direction not in ("exploit_first", "explore_first"):
             raise ValueError(f"direction is {direction!r}, not 'exploit_first' or 'explore_first'")
-        self.window = window
         self.alpha_min = (self.kappa - self.lam) / 2.0 if alpha_min is None else finite_number("alpha_min", alpha_min)
         self.alpha_max = self.kappa - self.alpha_min if alpha_max is None else finite_number("alpha_max", alpha_max)
         if not 0.0 < self.alpha_min <= self.alpha_max < self.kappa:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import operator
 import os
 import tempfile
 from collections.abc import Collection
@@ -46,7 +47,7 @@ def read_state(path: str | os.PathLike[str]) -> State:
     """The state in `path`; ValueError that names the file if it is empty, cut short, edited or not a state."""
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, or JSON that no state is
         raise ValueError(f"state file {os.fspath(path)}: not whole ({error})") from error
     if not isinstance(content, dict) or set(content) != {"sha256", "state"} or not isinstance(content["state"], dict):
         raise ValueError(f"state file {os.fspath(path)}: not a state written by coba_core")
@@ -75,6 +76,17 @@ def check_state(state: State, kind: str, version: int, keys: Collection[str]) ->
     if given != wanted:
         missing, unknown = sorted(wanted - given), sorted(map(str, given - wanted))
         raise ValueError(f"state of {kind}: missing keys {missing}, unknown keys {unknown}")
+
+
+def whole_number(name: str, x: Any, *, at_least: int | None = None) -> int:
+    """x, an integer of any kind, as an int of at least so many; ValueError that names it otherwise."""
+    try:
+        number = operator.index(x)
+    except TypeError as error:
+        raise ValueError(f"{name} is {x!r}, not an integer") from error
+    if at_least is not None and number < at_least:
+        raise ValueError(f"{name} is {number}, not at least {at_least}")
+    return number
 
 
 def finite_number(

@@ -116,7 +116,7 @@ class Preference(ABC):
         with np.errstate(divide="ignore", invalid="ignore"):
             log_p = np.where(np.equal(a, 0.0), 0.0, a * np.log(p))
             log_q = np.where(np.equal(b, 0.0), 0.0, b * np.log1p(-p))
-            return log_p + log_q - c  # type: ignore[no-any-return]
+            return log_p + log_q - c
 
     def __mul__(self, saturation: Saturation) -> Value:
         return Value(self, saturation)
