@@ -50,11 +50,16 @@ BRACKET = tl.constexpr(8)
 
 
 @triton.jit
-def lift(theta, a, k, d, low, high, SATURATION: tl.constexpr, STRICT: tl.constexpr, DOUBLINGS: tl.constexpr):
-    """The budget from which gains are no longer above θ (STRICT), or no longer at least θ: binary digits, high to low."""
+def lift(theta, a, k, d, low, high, digits, SATURATION: tl.constexpr, STRICT: tl.constexpr):
+    """The budget from which gains are no longer above θ (STRICT), or no longer at least θ.
+
+    The `digits` binary digits of what it has above `low`, from the highest down.
+    """
     x = tl.where(theta > a, low, low)  # broadcasts
-    for i in tl.static_range(DOUBLINGS):
-        trial = x + 2.0 ** (DOUBLINGS - 1 - i)
+    digit = (digits.to(tl.int64) + 1022 << 52).to(tl.float64, bitcast=True)
+    for _ in range(0, digits):
+        trial = x + digit
+        digit = digit * 0.5
         gain = log_gain(a, k, d, trial - 1.0, SATURATION)
         if STRICT:
             more = gain > theta
@@ -65,7 +70,7 @@ def lift(theta, a, k, d, low, high, SATURATION: tl.constexpr, STRICT: tl.constex
 
 
 @triton.jit
-def budget_above(theta, a, k, d, low, high, SATURATION: tl.constexpr, DOUBLINGS: tl.constexpr):
+def budget_above(theta, a, k, d, low, high, digits, SATURATION: tl.constexpr):
     """(budget, gain of the next unit, gain of the last one) at θ; float64, exact.
 
     A line gives its budget in closed form; if rounding has put one beside the truth, its tile is counted anew.
@@ -80,11 +85,11 @@ def budget_above(theta, a, k, d, low, high, SATURATION: tl.constexpr, DOUBLINGS:
         before = log_gain(a, k, d, x - 1.0, SATURATION)
         wrong = ((after > theta) & (x < high)) | ((before <= theta) & (x > low))
         if tl.max(tl.max(wrong.to(tl.int32), 1), 0) > 0:
-            x = lift(theta, a, k, d, low, high, SATURATION, True, DOUBLINGS)
+            x = lift(theta, a, k, d, low, high, digits, SATURATION, True)
             after = log_gain(a, k, d, x, SATURATION)
             before = log_gain(a, k, d, x - 1.0, SATURATION)
     else:
-        x = lift(theta, a, k, d, low, high, SATURATION, True, DOUBLINGS)
+        x = lift(theta, a, k, d, low, high, digits, SATURATION, True)
         after = log_gain(a, k, d, x, SATURATION)
         before = log_gain(a, k, d, x - 1.0, SATURATION)
     return x, after, before
@@ -152,7 +157,7 @@ POINTS_ = tl.constexpr(POINTS)
 # ---- one program -----------------------------------------------------------------------------------------------------
 
 
-@triton.jit(do_not_specialize=["p_exponent", "q_exponent", "log_scale", "rate", "size", "low", "high", "total"])
+@triton.jit(do_not_specialize=["p_exponent", "q_exponent", "log_scale", "rate", "size", "low", "high", "total", "digits"])
 def threshold_kernel(
     p_pointer,
     p_exponent,
@@ -170,10 +175,10 @@ def threshold_kernel(
     low,
     high,
     total,
+    digits,
     SATURATION: tl.constexpr,
     DEVICE: tl.constexpr,
     STEEP: tl.constexpr,
-    DOUBLINGS: tl.constexpr,
     POINTS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -232,7 +237,7 @@ def threshold_kernel(
             d = k
             if SATURATION == MIXED_GROUP:
                 d = tl.load(scratch + 2 * size + at, mask=mask, other=0.0)[None, :]
-            x, following, latest = budget_above(theta, a, k, d, least, most, SATURATION, DOUBLINGS)
+            x, following, latest = budget_above(theta, a, k, d, least, most, digits, SATURATION)
             inside = mask[None, :]
             units += tl.where(inside, x, 0.0)
             after = tl.where(inside & (x < most) & (following > after), following, after)
@@ -259,10 +264,10 @@ def threshold_kernel(
         d = k
         if SATURATION == MIXED_GROUP:
             d = tl.load(scratch + 2 * size + at, mask=mask, other=0.0)
-        fewest = lift(theta, a, k, d, least, most, SATURATION, True, DOUBLINGS)
+        fewest = lift(theta, a, k, d, least, most, digits, SATURATION, True)
         tl.store(budgets + at, fewest.to(tl.int64), mask=mask)
         if sum_up != total:
-            ceiling = lift(theta, a, k, d, least, most, SATURATION, False, DOUBLINGS)
+            ceiling = lift(theta, a, k, d, least, most, digits, SATURATION, False)
             tl.store(scratch + 2 * size + at, ceiling, mask=mask)
 
     if sum_up != total:
@@ -349,14 +354,14 @@ def store_bracket(state, step, up, sum_up, down, sum_down, base, taken):
     tl.store(slot + TAKEN, taken)
 
 
-@triton.jit
-def reset_kernel(counts, levels, STEPS: tl.constexpr, LEVELS: tl.constexpr, POINTS: tl.constexpr, BLOCK: tl.constexpr):
-    """Counts before anything is counted: [STEPS, 3, POINTS] and, of the levels, [LEVELS, POINTS]."""
+@triton.jit(do_not_specialize=["level_size"])
+def reset_kernel(counts, levels, level_size, STEPS: tl.constexpr, POINTS: tl.constexpr, BLOCK: tl.constexpr):
+    """Counts before anything is counted: [STEPS, 3, POINTS] and, of the levels, [level_size]."""
     at = tl.arange(0, BLOCK)
     kind = (at // POINTS) % 3
     start = tl.where(kind == 0, 0, tl.where(kind == 1, LOWEST, HIGHEST))
     tl.store(counts + at, start, mask=at < STEPS * 3 * POINTS)
-    tl.store(levels + at, start * 0, mask=at < LEVELS * POINTS)
+    tl.store(levels + at, start * 0, mask=at < level_size)
 
 
 @triton.jit(do_not_specialize=["p_exponent", "q_exponent", "log_scale", "rate", "size", "low", "high", "chunk"])
@@ -417,7 +422,7 @@ def prepare_kernel(
     tl.atomic_min(counts + 2 * POINTS + 1, ordinal(tl.min(finite, 0)))
 
 
-@triton.jit(do_not_specialize=["size", "low", "high", "total", "chunk", "step"])
+@triton.jit(do_not_specialize=["size", "low", "high", "total", "digits", "chunk", "step"])
 def step_kernel(
     scratch,
     state,
@@ -426,10 +431,10 @@ def step_kernel(
     low,
     high,
     total,
+    digits,
     chunk,
     step,
     SATURATION: tl.constexpr,
-    DOUBLINGS: tl.constexpr,
     POINTS: tl.constexpr,
     BLOCK: tl.constexpr,
     FIRST: tl.constexpr,
@@ -464,7 +469,7 @@ def step_kernel(
             d = k
             if SATURATION == MIXED_GROUP:
                 d = tl.load(scratch + 2 * size + at, mask=mask, other=0.0)[None, :]
-            x, following, latest = budget_above(theta, a, k, d, least, most, SATURATION, DOUBLINGS)
+            x, following, latest = budget_above(theta, a, k, d, least, most, digits, SATURATION)
             inside = mask[None, :]
             units += tl.where(inside, x, 0.0)
             after = tl.where(inside & (x < most) & (following > after), following, after)
@@ -475,7 +480,7 @@ def step_kernel(
         tl.atomic_min(slot + 2 * POINTS, ordinal(tl.min(before, 1)))
 
 
-@triton.jit(do_not_specialize=["size", "low", "high", "total", "chunk", "step"])
+@triton.jit(do_not_specialize=["size", "low", "high", "total", "digits", "chunk", "step"])
 def settle_kernel(
     scratch,
     state,
@@ -486,10 +491,10 @@ def settle_kernel(
     low,
     high,
     total,
+    digits,
     chunk,
     step,
     SATURATION: tl.constexpr,
-    DOUBLINGS: tl.constexpr,
     POINTS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -512,10 +517,10 @@ def settle_kernel(
         d = k
         if SATURATION == MIXED_GROUP:
             d = tl.load(scratch + 2 * size + at, mask=mask, other=0.0)
-        fewest = lift(theta, a, k, d, least, most, SATURATION, True, DOUBLINGS)
+        fewest = lift(theta, a, k, d, least, most, digits, SATURATION, True)
         tl.store(budgets + at, fewest.to(tl.int64), mask=mask)
         if sum_up != total:
-            ceiling = lift(theta, a, k, d, least, most, SATURATION, False, DOUBLINGS)
+            ceiling = lift(theta, a, k, d, least, most, digits, SATURATION, False)
             tl.store(scratch + 2 * size + at, ceiling, mask=mask)
 
 
@@ -574,7 +579,7 @@ def level_kernel(
             tl.atomic_add(levels + done * POINTS + tl.arange(0, POINTS), tl.sum(units, 1))
 
 
-@triton.jit(do_not_specialize=["size", "low", "high", "total", "chunk", "step"])
+@triton.jit(do_not_specialize=["size", "low", "high", "total", "chunk", "step", "rounds"])
 def waiting_kernel(
     scratch,
     state,
@@ -587,7 +592,7 @@ def waiting_kernel(
     total,
     chunk,
     step,
-    LEVELS: tl.constexpr,
+    rounds,
     POINTS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -595,7 +600,7 @@ def waiting_kernel(
     size = size.to(tl.int64)
     total = total.to(tl.int64)
     if tl.load(state + step * BRACKET + SUM_UP) != total:
-        level, top, spare = level_after(state, levels, step, LEVELS, low, high, total, POINTS)
+        level, top, spare = level_after(state, levels, step, rounds, low, high, total, POINTS)
         count = tl.zeros([BLOCK], tl.int64)
         begin = tl.program_id(0).to(tl.int64) * chunk
         for start in range(0, chunk, BLOCK):
@@ -607,7 +612,7 @@ def waiting_kernel(
         tl.store(waiting_out + tl.program_id(0), tl.sum(count, 0))
 
 
-@triton.jit(do_not_specialize=["size", "low", "high", "total", "chunk", "step"])
+@triton.jit(do_not_specialize=["size", "low", "high", "total", "chunk", "step", "rounds"])
 def share_kernel(
     scratch,
     state,
@@ -620,7 +625,7 @@ def share_kernel(
     total,
     chunk,
     step,
-    LEVELS: tl.constexpr,
+    rounds,
     PROGRAMS: tl.constexpr,
     POINTS: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -629,7 +634,7 @@ def share_kernel(
     size = size.to(tl.int64)
     total = total.to(tl.int64)
     if tl.load(state + step * BRACKET + SUM_UP) != total:
-        level, top, spare = level_after(state, levels, step, LEVELS, low, high, total, POINTS)
+        level, top, spare = level_after(state, levels, step, rounds, low, high, total, POINTS)
         program = tl.arange(0, PROGRAMS)
         spare -= tl.sum(tl.load(waiting_in + program, mask=program < tl.program_id(0), other=0), 0)
         begin = tl.program_id(0).to(tl.int64) * chunk
@@ -691,11 +696,11 @@ def threshold(
         steps_out = torch.empty(1, dtype=torch.int32, device=p.device)
     form: dict[str, Any] = {"SATURATION": source.saturation, "DEVICE": given.device, "STEEP": given.steep}
     tile: dict[str, Any] = {"POINTS": POINTS, "BLOCK": BLOCK, "num_warps": WARPS, "enable_fp_fusion": False}
-    doublings = (high - low).bit_length()
+    digits = (high - low).bit_length()
     if launches == "one" or (launches == "auto" and size <= ONE_PROGRAM):
         threshold_kernel[(1,)](
-            p, *given.values, *given.steps, budgets, scratch, steps_out, size, low, high, total,
-            DOUBLINGS=doublings, **form, **tile,
+            p, *given.values, *given.steps, budgets, scratch, steps_out, size, low, high, total, digits,
+            **form, **tile,
         )  # fmt: skip
         return budgets
 
@@ -710,29 +715,29 @@ def threshold(
     )
     state, counts, levels, waiting = state.split([brackets, step_counts, level_counts, PROGRAMS])
     reset_kernel[(1,)](
-        counts, levels, STEPS=STEPS, LEVELS=rounds, POINTS=POINTS,
+        counts, levels, level_counts, STEPS=STEPS, POINTS=POINTS,
         BLOCK=triton.next_power_of_2(max(step_counts, level_counts)),
     )  # fmt: skip
     prepare_kernel[grid](
         p, *given.values, *given.steps, scratch, counts, size, low, high, chunk, **form, **tile
     )
-    lines: dict[str, Any] = {"SATURATION": source.saturation, "DOUBLINGS": doublings, **tile}
+    lines: dict[str, Any] = {"SATURATION": source.saturation, **tile}
     for step in range(1, STEPS):
         step_kernel[grid](
-            scratch, state, counts, size, low, high, total, chunk, step, FIRST=step == 1, **lines
+            scratch, state, counts, size, low, high, total, digits, chunk, step, FIRST=step == 1, **lines
         )
     settle_kernel[grid](
-        scratch, state, counts, budgets, steps_out, size, low, high, total, chunk, STEPS, **lines
+        scratch, state, counts, budgets, steps_out, size, low, high, total, digits, chunk, STEPS, **lines
     )
     for round_ in range(rounds):
         level_kernel[grid](
             scratch, state, levels, budgets, size, low, high, total, chunk, STEPS, round_, **tile
         )
     waiting_kernel[grid](
-        scratch, state, levels, budgets, waiting, size, low, high, total, chunk, STEPS, LEVELS=rounds, **tile
+        scratch, state, levels, budgets, waiting, size, low, high, total, chunk, STEPS, rounds, **tile
     )
     share_kernel[grid](
         scratch, state, levels, budgets, waiting, size, low, high, total, chunk, STEPS,
-        LEVELS=rounds, PROGRAMS=PROGRAMS, **tile,
+        rounds, PROGRAMS=PROGRAMS, **tile,
     )  # fmt: skip
     return budgets
