@@ -14,7 +14,7 @@ from coba_core.allocate import BudgetError
 from coba_core.allocators import Allocator, PromptIds
 from coba_core.history import PromptId, checked_rows, prompt_keys
 from coba_core.kernels.numpy_backend import Floats, Ints
-from coba_core.state import State, finite_number
+from coba_core.state import State, finite_number, whole_number
 
 LARGEST_DENOMINATOR = 2**25
 """A float in `rank` stands for the nearest fraction with at most this denominator, see :func:`rank_budgets`."""
@@ -56,6 +56,8 @@ def rank_budgets(
     >>> rank_budgets([0, 0, 0, 0.75], 32, 4, 12)
     array([ 7,  7,  6, 12])
     """
+    total_budget = whole_number("total_budget", total_budget)
+    low, high = whole_number("low", low), whole_number("high", high)
     if low < 0 or low > high:
         raise ValueError(f"low is {low} and high is {high}: 0 <= low <= high does not hold")
     k = _numerators(rank)
@@ -137,17 +139,15 @@ class RankAllocator(Allocator):
         **options: Any,
     ) -> None:
         super().__init__(**options)
-        if step < 0:
-            raise ValueError(f"step is {step}, which must not be negative")
-        if start is not None and not self.low <= start <= self.high:
+        self.step = whole_number("step", step, at_least=0)
+        if start is not None and not self.low <= whole_number("start", start) <= self.high:
             raise ValueError(f"start is {start}, not in [low, high] = [{self.low}, {self.high}]")
         for name, size in (("dataset_size", dataset_size), ("refresh_every", refresh_every)):
-            if size is not None and size < 1:
-                raise ValueError(f"{name} is {size}, not at least 1")
+            if size is not None:
+                whole_number(name, size, at_least=1)
         if dataset_size is not None and refresh_every is not None:
             raise ValueError(f"dataset_size is {dataset_size} and refresh_every is {refresh_every}: give one of them")
-        self.step, self.start = step, start
-        self.dataset_size, self.refresh_every = dataset_size, refresh_every
+        self.start, self.dataset_size, self.refresh_every = start, dataset_size, refresh_every
         self._sums: dict[PromptId, float] = {}
         self._counts: dict[PromptId, int] = {}
         self._ranks: dict[PromptId, int] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from coba_core.state import State, check_state, finite_number
+from coba_core.state import State, check_state, finite_number, whole_number
 
 
 def _checked_entropy(name: str, entropy: Any) -> float:
@@ -62,12 +62,8 @@ class EntropyTemperature:
         low: float = 0.5,
         high: float = 2.0,
     ) -> None:
-        if vocab_size < 3:
-            raise ValueError(f"vocab_size is {vocab_size}, not at least 3, where ln ln|V| begins to be positive")
-        if measure_steps < 1:
-            raise ValueError(f"measure_steps is {measure_steps}, not at least 1")
-        self.vocab_size = vocab_size
-        self.measure_steps = measure_steps
+        self.vocab_size = whole_number("vocab_size", vocab_size, at_least=3)  # from 3 on ln ln|V| is positive
+        self.measure_steps = whole_number("measure_steps", measure_steps, at_least=1)
         self.low = finite_number("low", low, above=0.0)
         self.high = finite_number("high", high, at_least=self.low)
         self.eta = finite_number("eta", eta, above=0.0, at_most=1.0)
@@ -75,7 +71,8 @@ class EntropyTemperature:
             if anneal_start is not None:
                 raise ValueError(f"anneal_start is {anneal_start}, which needs total_steps")
         else:
-            anneal_start = 3 * total_steps // 5 if anneal_start is None else anneal_start
+            total_steps = whole_number("total_steps", total_steps, at_least=1)
+            anneal_start = 3 * total_steps // 5 if anneal_start is None else whole_number("anneal_start", anneal_start)
             if not 0 <= anneal_start < total_steps:
                 raise ValueError(
                     f"anneal_start is {anneal_start} and total_steps is {total_steps}: "
@@ -167,7 +164,7 @@ class EntropyTemperature:
             target = _checked_entropy(f"{where}: target_entropy", target)
         if entropy is not None:
             entropy = _checked_entropy(f"{where}: entropy", entropy)
-        if not isinstance(steps, int) or isinstance(steps, bool) or steps < 0:
+        if type(steps) is not int or steps < 0:
             raise ValueError(f"{where}: steps is {steps!r}, not a count")
         if not isinstance(measured, list) or len(measured) >= self.measure_steps or (measured and target is not None):
             raise ValueError(f"{where}: measured is {measured!r}, not fewer than {self.measure_steps} entropies")

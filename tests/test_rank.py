@@ -252,6 +252,9 @@ def test_total_outside_the_window() -> None:
     ("settings", "message"),
     [
         ({"step": -1}, "step is -1"),
+        ({"step": 1.5}, "step is 1.5, not an integer"),
+        ({"start": "8"}, "start is '8', not an integer"),
+        ({"dataset_size": 2.0}, "dataset_size is 2.0, not an integer"),
         ({"start": 1}, "start is 1"),
         ({"dataset_size": 0}, "dataset_size is 0"),
         ({"refresh_every": 0}, "refresh_every is 0"),

@@ -104,6 +104,9 @@ def test_importing_it_does_not_import_torch() -> None:
     ("settings", "message"),
     [
         ({"vocab_size": 2}, "vocab_size is 2"),
+        ({"vocab_size": 3.5}, "vocab_size is 3.5, not an integer"),
+        ({"total_steps": 1.5}, "total_steps is 1.5, not an integer"),
+        ({"total_steps": 9, "anneal_start": "2"}, "anneal_start is '2', not an integer"),
         ({"low": 0.0}, "low is 0"),
         ({"low": 2.0, "high": 1.0}, "high is 1"),
         ({"initial": 3.0}, "initial is 3"),
