@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parent.parent
 CASES = {
     "threshold M=512": "cb.threshold(p[:512], capability, 2, 128, 8192)",
     "threshold M=10,000": "cb.threshold(p[:10000], capability, 2, 128, 160000)",
-    "threshold M=1,000,000": "cb.threshold(p, capability, 2, 128, 16000000)",
+    "threshold M=100,000": "cb.threshold(p[:100000], capability, 2, 128, 1600000)",
     "threshold, Knapsack M=1024": "cb.threshold(p[:1024], knapsack, 2, 128, 8192)",
     "heap M=512": "cb.heap(p[:512], capability, 2, 128, 8192)",
     "gains M=10,000": "cb.gains(p[:10000], capability, b)",
@@ -32,7 +32,7 @@ import sys, time
 import numpy as np
 import coba_core
 from coba_core.kernels import cython_backend as cb
-p, b = np.random.default_rng(0).random(10**6), np.full(10000, 16)
+p, b = np.random.default_rng(0).random(10**5), np.full(10000, 16)
 value = coba_core.CapabilityValue(7.26, 3.74)
 capability, knapsack = value.form, coba_core.KnapsackValue().form
 work = compile(sys.argv[1], "case", "eval")
@@ -54,11 +54,11 @@ def run(tree: Path, case: str, repeats: int, *before: str, **environment: str) -
 
 
 def instructions(tree: Path, case: str) -> int:
-    """Instructions of ten runs, those of starting up taken off."""
+    """Instructions of some hundred runs, those of starting up taken off."""
     counts = []
-    for repeats in (1, 11):
+    for repeats in (1, 31 if "100000" in case else 501):
         valgrind = ("valgrind", "--tool=callgrind", "--callgrind-out-file=/dev/null")
-        done = run(tree, case, repeats, *valgrind, COBA_CORE_CPU="avx2", OPENBLAS_CORETYPE="Haswell")
+        done = run(tree, case, repeats, *valgrind, COBA_CORE_CPU="avx2", OPENBLAS_CORETYPE="Haswell", PYTHONHASHSEED="0")
         counts.append(int(re.findall(r"Collected : (\d+)", done.stderr)[0]))
     return counts[1] - counts[0]
 
@@ -78,16 +78,18 @@ def main() -> None:
             print(f"| case | this tree | {arguments.base} | ratio (20th – 80th percentile) | instructions, ratio |")
             print("|---|---:|---:|---:|---:|")
             for name, case in CASES.items():
-                repeats = 15 if "1,000,000" in name else 2000
-                pairs = np.array([[float(run(t, case, repeats).stdout) for t in (ROOT, other)] for _ in range(arguments.pairs)])
+                repeats = 101 if "100,000" in name else 2001
+                pairs = np.array(
+                    [[float(run(t, case, repeats).stdout) for t in (ROOT, other)] for _ in range(arguments.pairs)]
+                )
                 ours, theirs = np.median(pairs, axis=0)
                 low, middle, high = np.percentile(pairs[:, 0] / pairs[:, 1], [20, 50, 80])
                 counted = "no valgrind"
                 if shutil.which("valgrind"):
                     counted = f"{instructions(ROOT, case) / instructions(other, case):.4f}"
+                spread = f"{middle:.3f} ({low:.3f} – {high:.3f})"
                 print(
-                    f"| {name} | {ours * 1e6:.2f} µs | {theirs * 1e6:.2f} µs | {middle:.3f} ({low:.3f} – {high:.3f}) | {counted} |",
-                    flush=True,
+                    f"| {name} | {ours * 1e6:.2f} µs | {theirs * 1e6:.2f} µs | {spread} | {counted} |", flush=True
                 )
         finally:
             subprocess.run(["git", "worktree", "remove", "--force", str(other)], cwd=ROOT, check=True)

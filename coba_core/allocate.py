@@ -78,10 +78,13 @@ def allocate(
     """
     if type(pass_rates) is not np.ndarray and is_tensor(pass_rates):
         return _allocate_tensor(pass_rates, total_budget, low, high, value, solver, backend, threads)
-    p = np.ascontiguousarray(pass_rates, dtype=np.float64)
+    try:
+        p = np.ascontiguousarray(pass_rates, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"pass_rates is not numbers [prompts]: {error}") from error
     if p.ndim != 1 or np.ndim(pass_rates) != 1:
         raise ValueError(f"pass_rates has shape {np.shape(pass_rates)}, not [prompts]")
-    total, low, high = operator.index(total_budget), operator.index(low), operator.index(high)
+    total, low, high = _count("total_budget", total_budget), _count("low", low), _count("high", high)
     size = p.shape[0]
     if not 0 <= low <= high:
         raise ValueError(f"low is {low} and high is {high}: 0 <= low <= high does not hold")
@@ -92,7 +95,7 @@ def allocate(
         )
     if max(size, high) >= _LARGEST:
         raise ValueError(f"{size} prompts with budgets up to {high}: both must be below {_LARGEST}")
-    if threads < 1:
+    if _count("threads", threads) < 1:
         raise ValueError(f"threads is {threads}, not at least 1")
     solver = "threshold" if solver == "auto" else solver
     module = kernels.select(backend, solver, type(value) is CustomValue)
@@ -100,6 +103,8 @@ def allocate(
         raise ValueError(f"pass_rates[{wrong}] is {p[wrong]}, not in [0, 1]")
     if value is None:
         value = CapabilityValue(*_PUBLISHED.at(1.0 - float(p.mean()) if size else 0.5))
+    elif not isinstance(value, AnyValue):
+        raise ValueError(f"value is {value!r}, not one of coba_core.values")
     elif low < value.concave_from:
         raise ValueError(
             f"low is {low}, below {value.concave_from}, from where the gains of this value fall: "
@@ -121,6 +126,13 @@ def allocate(
     if threads > 1 and solver == "threshold":
         return module.threshold(p, source, low, high, total, threads)
     return getattr(module, solver)(p, source, low, high, total)
+
+
+def _count(name: str, x: Any) -> int:
+    try:
+        return operator.index(x)
+    except TypeError as error:
+        raise ValueError(f"{name} is {x!r}, not an integer") from error
 
 
 def _allocate_tensor(

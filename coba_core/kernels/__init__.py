@@ -81,6 +81,11 @@ def load(module: str) -> ModuleType:
     return importlib.import_module(module)
 
 
+@cache
+def _say_once(reason: str) -> None:
+    logger.warning("the compiled kernels are not used (%s); falling back", reason)
+
+
 def available() -> dict[str, tuple[bool, str]]:
     """For each backend whether it can run here, and if not why."""
     return {backend.name: backend.usable() for backend in BACKENDS}
@@ -107,7 +112,7 @@ def select(backend: str, solver: str, custom: bool) -> ModuleType:
         elif usable and custom and not candidate.custom_values:
             usable, reason = False, "it cannot inline a custom gain"
         elif not usable and name == "auto" and candidate.name == "cython":
-            logger.warning("the compiled kernels are not used (%s); falling back", reason)
+            _say_once(reason)
         if usable:
             return load(candidate.module)
         if name != "auto":
