@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from typing import Any, overload
 
 import numpy as np
@@ -12,6 +11,7 @@ from coba_core import kernels
 from coba_core.groups import is_tensor
 from coba_core.kernels.numpy_backend import Gains, Ints
 from coba_core.schedules import CapabilitySchedule
+from coba_core.state import whole_number
 from coba_core.values import AnyValue, CapabilityValue, CustomValue, GainTable, Value
 
 
@@ -84,7 +84,8 @@ def allocate(
         raise ValueError(f"pass_rates is not numbers [prompts]: {error}") from error
     if p.ndim != 1 or np.ndim(pass_rates) != 1:
         raise ValueError(f"pass_rates has shape {np.shape(pass_rates)}, not [prompts]")
-    total, low, high = _count("total_budget", total_budget), _count("low", low), _count("high", high)
+    total = whole_number("total_budget", total_budget)
+    low, high = whole_number("low", low), whole_number("high", high)
     size = p.shape[0]
     if not 0 <= low <= high:
         raise ValueError(f"low is {low} and high is {high}: 0 <= low <= high does not hold")
@@ -95,7 +96,7 @@ def allocate(
         )
     if max(size, high) >= _LARGEST:
         raise ValueError(f"{size} prompts with budgets up to {high}: both must be below {_LARGEST}")
-    if _count("threads", threads) < 1:
+    if whole_number("threads", threads) < 1:
         raise ValueError(f"threads is {threads}, not at least 1")
     solver = "threshold" if solver == "auto" else solver
     module = kernels.select(backend, solver, type(value) is CustomValue)
@@ -126,13 +127,6 @@ def allocate(
     if threads > 1 and solver == "threshold":
         return module.threshold(p, source, low, high, total, threads)
     return getattr(module, solver)(p, source, low, high, total)
-
-
-def _count(name: str, x: Any) -> int:
-    try:
-        return operator.index(x)
-    except TypeError as error:
-        raise ValueError(f"{name} is {x!r}, not an integer") from error
 
 
 def _allocate_tensor(
