@@ -52,6 +52,7 @@ class TrainConfig:
     top_p: float = 1.0
     top_k: int = 0
     max_new_tokens: int = 8
+    stop: str = ""  # a text of one token that ends a completion, besides the end of sequence
     generation_rows: int = 4096  # rollouts generated at a time
 
     # Loss and optimiser

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator
 
 import torch
+from torch.utils.checkpoint import checkpoint
 
 from coba_core import prompt_weights
 
 from .model import Policy
 from .rollouts import Rollouts
+
+LOGITS_AT_A_TIME = 2**27  # of which float32 copies are made: half a gigabyte each
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,13 +84,30 @@ def completion_logprobs(
     first = int(rollouts.mask[index, :prompt_width].any(0).int().argmax())
     columns = slice(first, prompt_width + longest)
     tokens, mask = rollouts.tokens[index, columns], rollouts.mask[index, columns]
-    logits = policy.forward(tokens[:, :-1], mask[:, :-1], keep=longest, model=model) / temperature
-    log_p = logits.log_softmax(-1)
+    logits = policy.forward(tokens[:, :-1], mask[:, :-1], keep=longest, model=model).flatten(0, 1)
+    parts = max(1, math.ceil(logits.numel() / LOGITS_AT_A_TIME))
+    pieces = []
+    for piece, target in zip(
+        logits.tensor_split(parts), tokens[:, -longest:].flatten().tensor_split(parts), strict=True
+    ):
+        if parts == 1:
+            pieces.append(_logprobs(piece, target, temperature, entropy))
+        else:  # float32 copies of one piece at a time, made again in the backward pass
+            pieces.append(checkpoint(_logprobs, piece, target, temperature, entropy, use_reentrant=False))
     keep = rollouts.completion_mask[index, :longest]
-    chosen = log_p.gather(-1, tokens[:, -longest:, None])[..., 0].where(keep, 0.0)
-    spread = -(log_p.exp() * log_p).sum(-1).where(keep, 0.0) if entropy else torch.zeros_like(chosen)
     pad = (0, total - longest)
-    return torch.nn.functional.pad(chosen, pad), torch.nn.functional.pad(spread, pad)
+    chosen, spread = (
+        torch.nn.functional.pad(torch.cat(x).view(keep.shape).where(keep, 0.0), pad) for x in zip(*pieces, strict=True)
+    )
+    return chosen, spread
+
+
+def _logprobs(
+    logits: torch.Tensor, target: torch.Tensor, temperature: float, entropy: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    log_p = (logits.float() / temperature).log_softmax(-1)
+    chosen = log_p.gather(-1, target[:, None])[:, 0]
+    return chosen, -(log_p.exp() * log_p).sum(-1) if entropy else torch.zeros_like(chosen)
 
 
 def backward(

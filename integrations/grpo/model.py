@@ -60,14 +60,16 @@ class Policy:
         self.vocab_size: int = base.config.get_text_config().vocab_size
         ends = base.generation_config.eos_token_id
         ends = tokenizer.eos_token_id if ends is None else ends
-        self.eos_ids = torch.tensor([ends] if isinstance(ends, int) else ends, device=self.device)
+        stop = tokenizer(config.stop, add_special_tokens=False)["input_ids"] if config.stop else []
+        if len(stop) > 1:
+            raise ValueError(f"stop: {config.stop!r} is {len(stop)} tokens of this tokenizer, not one")
+        self.eos_ids = torch.tensor([*([ends] if isinstance(ends, int) else ends), *stop], device=self.device)
 
     def forward(
         self, tokens: torch.Tensor, mask: torch.Tensor, *, keep: int, model: torch.nn.Module | None = None
     ) -> torch.Tensor:
-        """Logits of the last ``keep`` positions, float32 ``[n, keep, V]``; tokens and mask ``[n, length]``."""
-        out = self._call(model or self.model, tokens, mask, keep, use_cache=False)
-        logits: torch.Tensor = out.logits[:, -keep:].float()
+        """Logits of the last ``keep`` positions, ``[n, keep, V]``, in the model's dtype; tokens, mask ``[n, L]``."""
+        logits: torch.Tensor = self._call(model or self.model, tokens, mask, keep, use_cache=False).logits[:, -keep:]
         return logits
 
     def step(self, tokens: torch.Tensor, mask: torch.Tensor, cache: Any) -> tuple[torch.Tensor, Any]:

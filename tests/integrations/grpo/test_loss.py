@@ -48,6 +48,15 @@ def test_micro_batches_change_nothing(policy, rollouts, advantages, weighting, e
         assert parts["loss"] == pytest.approx(found[0][0]["loss"], abs=1e-6)
 
 
+def test_large_vocabularies_go_piece_by_piece(policy, rollouts, advantages, monkeypatch):
+    settings = LossSettings(entropy_coef=0.1)
+    whole = gradient(policy, rollouts, advantages, settings, 1.3)
+    monkeypatch.setattr("coba_core.integrations.grpo.loss.LOGITS_AT_A_TIME", 500)
+    pieces = gradient(policy, rollouts, advantages, settings, 1.3)
+    torch.testing.assert_close(pieces[1], whole[1], atol=1e-6, rtol=1e-4)
+    assert pieces[0]["loss"] == pytest.approx(whole[0]["loss"], abs=1e-6)
+
+
 def test_micro_batches_hold_every_row_once_within_the_limit(rollouts):
     chosen = torch.arange(len(rollouts.rows))
     width = rollouts.tokens.shape[1] - rollouts.completion_mask.shape[1]

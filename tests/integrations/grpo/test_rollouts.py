@@ -79,6 +79,20 @@ def test_sampling_follows_the_distribution(policy):
     assert float((found - p).abs().max()) < 0.015
 
 
+def test_a_stop_token_ends_a_completion(policy):
+    from coba_core.integrations.grpo import TrainConfig
+    from coba_core.integrations.grpo.model import Policy
+
+    stopping = Policy(policy.model, policy.tokenizer, TrainConfig(stop="0"))
+    _, rollouts = sample(stopping)
+    zero = policy.tokenizer("0")["input_ids"][0]
+    found = rollouts.completions()
+    assert any(completion[-1] == zero for completion in found)
+    assert not any(zero in completion[:-1] for completion in found)
+    with pytest.raises(ValueError, match="stop: '00' is 2 tokens"):
+        Policy(policy.model, policy.tokenizer, TrainConfig(stop="00"))
+
+
 def test_in_parts_or_at_once(policy):
     _, whole = sample(policy, greedy=True)
     _, parts = sample(policy, greedy=True, max_rows=5)
@@ -107,3 +121,36 @@ def test_concatenate_pads_prompts(policy):
     assert joined.completions() == first.completions() + second.completions()
     assert joined.mask.sum(1).tolist() == first.mask.sum(1).tolist() + second.mask.sum(1).tolist()
     assert joined.select(joined.rows == 5).completions() == second.completions()
+
+
+@pytest.mark.parametrize("architecture", ["GPT2", "Llama", "Mistral"])
+def test_any_causal_lm(tmp_path, architecture):
+    """Absolute positions, rotary positions, sliding windows: loaded by path, sampled, and scored as sampled."""
+    import transformers
+    from coba_core.integrations.grpo import TrainConfig
+    from coba_core.integrations.grpo.embedded import build_tokenizer
+    from coba_core.integrations.grpo.loss import completion_logprobs
+    from coba_core.integrations.grpo.model import load_policy
+
+    common = {"vocab_size": 17, "bos_token_id": None, "eos_token_id": 1, "pad_token_id": 0}
+    wide = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = {
+        "GPT2": lambda: transformers.GPT2Config(n_positions=64, n_embd=32, n_layer=2, n_head=4, **common),
+        "Llama": lambda: transformers.LlamaConfig(num_key_value_heads=2, **wide, **common),
+        "Mistral": lambda: transformers.MistralConfig(num_key_value_heads=2, sliding_window=6, **wide, **common),
+    }[architecture]()
+    torch.manual_seed(0)
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    build_tokenizer().save_pretrained(tmp_path)
+    policy = load_policy(TrainConfig(policy=str(tmp_path)), progress=False)
+    prompts, rollouts = sample(policy)
+    index = torch.arange(len(rollouts.rows))
+    with torch.no_grad():
+        again, _ = completion_logprobs(policy, rollouts, index, 0.7)
+    torch.testing.assert_close(again, rollouts.logprobs, atol=1e-4, rtol=1e-3)
+    for j, completion in enumerate(rollouts.completions()):
+        tokens = torch.tensor([prompts[rollouts.rows[j]] + completion])
+        with torch.no_grad():
+            log_p = (policy.model(tokens).logits[0, -len(completion) - 1 : -1] / 0.7).log_softmax(-1)
+        expected = log_p[torch.arange(len(completion)), completion]
+        torch.testing.assert_close(rollouts.logprobs[j, : len(completion)], expected, atol=1e-4, rtol=1e-3)
