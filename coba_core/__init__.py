@@ -28,7 +28,9 @@ from coba_core.allocators import (
 )
 from coba_core.groups import group_advantages, pad_to_multiple, prompt_weights, repeat_index
 from coba_core.history import PassRateHistory
+from coba_core.rank import RankAllocator
 from coba_core.schedules import CapabilitySchedule, FixedSchedule, LinearSchedule
+from coba_core.temperature import EntropyTemperature
 from coba_core.values import (
     BetaPreference,
     CapabilityValue,
@@ -54,6 +56,7 @@ __all__ = [
     "CapabilitySchedule",
     "CapabilityValue",
     "CustomValue",
+    "EntropyTemperature",
     "Exponential",
     "FirstSuccess",
     "FixedSchedule",
@@ -65,6 +68,7 @@ __all__ = [
     "MixedGroup",
     "PassRateHistory",
     "PowerPreference",
+    "RankAllocator",
     "ReleasedAllocator",
     "UniformAllocator",
     "Value",
