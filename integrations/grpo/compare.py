@@ -7,6 +7,7 @@ import dataclasses
 import hashlib
 import json
 import multiprocessing
+import os
 import shlex
 from pathlib import Path
 from typing import Any
@@ -138,17 +139,21 @@ def _spread(values: list[float], digits: int = 3) -> str:
 
 
 def table(cells: list[Cell], results: list[dict[str, Any]]) -> str:
-    """Markdown, one line a method: mean ± standard deviation over seeds."""
+    """Markdown, one line a method: mean ± standard deviation over seeds; differences are paired by seed."""
     average = next((k for k in results[0] if k.startswith("eval/avg@")), None)
     last_pass = [k for k in results[0] if k.startswith("eval/pass@")][-1:]
     keys = [k for k in (average, *last_pass) if k]
-    headings = ["method", "seeds", *(k.replace("eval/", "held-out ") for k in keys), "mixed groups", "rollouts",
+    first = {r["seed"]: r for c, r in zip(cells, results, strict=True) if c.label == cells[0].label}
+    headings = ["method", "seeds", *(k.replace("eval/", "held-out ") for k in keys),
+                *([f"minus {cells[0].label}"] if average else []), "mixed groups", "rollouts",
                 "allocator ms/step", "s/step"]  # fmt: skip
     lines = ["| " + " | ".join(headings) + " |", "|" + "---|" * len(headings)]
     for label in dict.fromkeys(cell.label for cell in cells):
         mine = [(c, r) for c, r in zip(cells, results, strict=True) if c.label == label]
         logs = [_steps(c) for c, _ in mine]
         row = [label, str(len(mine)), *(_spread([r[k] for _, r in mine]) for k in keys)]
+        if average:
+            row.append(_spread([r[average] - first[r["seed"]][average] for _, r in mine]))
         row.append(_spread([float(np.mean([s["mixed_groups"] for s in log])) for log in logs], 2))
         row.append(f"{np.mean([r['rollouts'] for _, r in mine]):.0f}")
         row.append(f"{np.mean([1e3 * s['seconds_allocator'] for log in logs for s in log]):.2f}")
@@ -229,7 +234,12 @@ def _budgets(axes: Any, logs: list[list[dict[str, Any]]], label: str, colour: An
 def compare(
     base: TrainConfig, methods: list[str], *, seeds: int, output: Path, jobs: int = 1, progress: bool = True
 ) -> str:
-    """Runs what is missing, writes table.md and picture.png to ``output``, and returns the table."""
+    """Runs what is missing, writes table.md and picture.png to ``output``, and returns the table.
+
+    The runs of several jobs share the cores, unless ``base.threads`` says otherwise.
+    """
+    if jobs > 1 and not base.threads:
+        base = base.replace(threads=max(1, (os.cpu_count() or 1) // jobs))
     cells = make_cells(base, methods, seeds, output)
     output.mkdir(parents=True, exist_ok=True)
     results = run_cells(cells, jobs=jobs, progress=progress)

@@ -44,9 +44,11 @@ class Batch:
         return largest > smallest
 
     def group_means(self) -> npt.NDArray[np.float64]:
-        """Mean reward of each prompt, ``[M]``."""
+        """Mean reward of each prompt, ``[M]``; NaN for a prompt without a rollout."""
         rewards, rows = self.rewards.cpu().numpy(), self.rollouts.rows.cpu().numpy()
-        return np.bincount(rows, rewards, len(self.problems)) / np.maximum(self.budgets, 1)
+        with np.errstate(invalid="ignore"):
+            means: npt.NDArray[np.float64] = np.bincount(rows, rewards, len(self.problems)) / self.budgets
+        return means
 
 
 class Trainer:
@@ -152,7 +154,7 @@ class Trainer:
         sizes = batch.budgets
         return batch, {
             "prompts": len(sizes), "rounds": len(rounds), "reward": float(batch.rewards.mean()),
-            "pass_rate": float(np.mean(batch.group_means())), "mixed_groups": float(batch.spread().float().mean()),
+            "pass_rate": float(np.nanmean(batch.group_means())), "mixed_groups": float(batch.spread().float().mean()),
             "budget_min": float(sizes.min()), "budget_mean": float(sizes.mean()), "budget_max": float(sizes.max()),
             "length": float(batch.rollouts.lengths.float().mean()),
             "entropy": float(batch.rollouts.mean_entropy()),
@@ -191,6 +193,8 @@ class Trainer:
         metrics |= self.update(rollouts, advantages, temperature)
         if self.temperature is not None:
             self.temperature.update(metrics["entropy"])
+            if (target := self.temperature.metrics.get("target_entropy")) is not None:
+                metrics["target_entropy"] = target
         self.done += 1
         return batch, {
             "step": self.done, "rollouts": self.rollouts, **self.allocator.metrics, **metrics,

@@ -132,7 +132,8 @@ def _generate(
     alive = torch.zeros((count, max_new_tokens), dtype=torch.bool, device=device)
     logprobs = torch.zeros((count, max_new_tokens), device=device)
     entropy = torch.zeros((count, max_new_tokens), device=device)
-    active = torch.arange(count, device=device)  # rollouts that have not ended: the others leave the batch
+    active = torch.arange(count, device=device)  # the rollouts in the batch
+    ended = torch.zeros(count, dtype=torch.bool, device=device)  # which of them wait to leave it
     mask = prompt_mask[rows]
     for t in range(max_new_tokens):
         log_p = (logits / temperature).log_softmax(-1)
@@ -140,14 +141,17 @@ def _generate(
             token = log_p.argmax(-1)
         else:
             token = torch.multinomial(restrict(log_p, top_p, top_k).softmax(-1), 1, generator=generator)[:, 0]
-        sampled[active, t], alive[active, t] = token, True
-        logprobs[active, t] = log_p.gather(-1, token[:, None])[:, 0]
-        entropy[active, t] = torch.special.entr(log_p.exp()).sum(-1)
-        going = torch.isin(token, policy.eos_ids, invert=True).nonzero()[:, 0]
+        going = (~ended).nonzero()[:, 0]
+        at = active[going]
+        sampled[at, t], alive[at, t] = token[going], True
+        logprobs[at, t] = log_p.gather(-1, token[:, None])[going, 0]
+        entropy[at, t] = torch.special.entr(log_p.exp()).sum(-1)[going]
+        ended |= torch.isin(token, policy.eos_ids)
+        going = (~ended).nonzero()[:, 0]
         if t + 1 == max_new_tokens or not len(going):
             break
-        if len(going) < len(active):
-            active, token, mask = active[going], token[going], mask[going]
+        if 4 * len(going) <= 3 * len(active):  # a quarter at a time, as leaving copies the cache
+            active, token, mask, ended = active[going], token[going], mask[going], ended[going]
             cache.batch_select_indices(going)
         mask = torch.cat([mask, mask.new_ones(len(mask), 1)], dim=1)
         logits, cache = policy.step(token[:, None], mask, cache)
