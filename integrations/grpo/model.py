@@ -94,7 +94,8 @@ class Policy:
         return list(self.tokenizer(prompts)["input_ids"])
 
     def decode(self, completions: list[list[int]]) -> list[str]:
-        return list(self.tokenizer.batch_decode(completions, skip_special_tokens=True))
+        options = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}  # what was sampled, unchanged
+        return list(self.tokenizer.batch_decode(completions, **options))
 
     def save(self, folder: Path) -> None:
         """Weights as safetensors (a LoRA policy: its adapter) and the tokenizer."""
