@@ -287,9 +287,10 @@ def log_density(p: torch.Tensor, alpha: Any, beta: Any) -> torch.Tensor:
     out = torch.empty_like(p)
     given = parameters((alpha, beta), p)
     scale = 0 if given.device else bits(float(host_log_beta(float(alpha), float(beta))))
+    block = 256 if given.device else BLOCK  # ln B a prompt takes many registers
     if p.numel():
-        log_density_kernel[(triton.cdiv(p.numel(), BLOCK),)](
-            p, *given.values, *given.steps, scale, out, p.numel(), DEVICE=given.device, BLOCK=BLOCK
+        log_density_kernel[(triton.cdiv(p.numel(), block),)](
+            p, *given.values, *given.steps, scale, out, p.numel(), DEVICE=given.device, BLOCK=block
         )
     return out
 

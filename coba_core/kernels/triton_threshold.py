@@ -38,9 +38,8 @@ WARPS = 8
 ONE_PROGRAM = 65_536  # prompts, at most, of the single launch
 PROGRAMS = 1024  # at most, of the others; the last step scans their counts in one tile
 
-# Places of one bracket number 2^64 at most. A step leaves a quarter of it and less than 8 places, so 31 steps leave less
-# than 16, and two more leave none.
-STEPS = 34
+# A bracket holds 2^64 places at most. A step leaves a quarter of it and at most 4 places: 35 steps leave two neighbours.
+STEPS = 37
 # Slots of a step's bracket, and of its counts: POINTS sums, POINTS next gains, POINTS last gains.
 UP, SUM_UP, DOWN, SUM_DOWN, BASE, TAKEN = (tl.constexpr(i) for i in range(6))
 BRACKET = tl.constexpr(8)
@@ -655,6 +654,11 @@ def share_kernel(
 # ---- calls -----------------------------------------------------------------------------------------------------------
 
 
+def tile(saturation: int) -> int:
+    """Prompts a tile: fewer where a gain takes an exponential and a logarithm, so that nothing spills."""
+    return BLOCK // 2 if saturation == reference.MIXED_GROUP else BLOCK
+
+
 def level_rounds(low: int, high: int) -> int:
     """Rounds that find a level in [low, high], each leaving 1/POINTS of what the one before left."""
     rounds, width = 0, high - low
@@ -695,17 +699,18 @@ def threshold(
     if steps_out is None:
         steps_out = torch.empty(1, dtype=torch.int32, device=p.device)
     form: dict[str, Any] = {"SATURATION": source.saturation, "DEVICE": given.device, "STEEP": given.steep}
-    tile: dict[str, Any] = {"POINTS": POINTS, "BLOCK": BLOCK, "num_warps": WARPS, "enable_fp_fusion": False}
+    block = tile(source.saturation)
+    search: dict[str, Any] = {"POINTS": POINTS, "BLOCK": block, "num_warps": WARPS, "enable_fp_fusion": False}
     digits = (high - low).bit_length()
     if launches == "one" or (launches == "auto" and size <= ONE_PROGRAM):
         threshold_kernel[(1,)](
             p, *given.values, *given.steps, budgets, scratch, steps_out, size, low, high, total, digits,
-            **form, **tile,
+            **form, **search,
         )  # fmt: skip
         return budgets
 
-    blocks = triton.cdiv(size, BLOCK)
-    chunk = triton.cdiv(blocks, PROGRAMS) * BLOCK
+    blocks = triton.cdiv(size, block)
+    chunk = triton.cdiv(blocks, PROGRAMS) * block
     grid = (triton.cdiv(size, chunk),)
     rounds = level_rounds(low, high)
     brackets = (STEPS + 1) * int(BRACKET.value)
@@ -719,9 +724,9 @@ def threshold(
         BLOCK=triton.next_power_of_2(max(step_counts, level_counts)),
     )  # fmt: skip
     prepare_kernel[grid](
-        p, *given.values, *given.steps, scratch, counts, size, low, high, chunk, **form, **tile
+        p, *given.values, *given.steps, scratch, counts, size, low, high, chunk, **form, **search
     )
-    lines: dict[str, Any] = {"SATURATION": source.saturation, **tile}
+    lines: dict[str, Any] = {"SATURATION": source.saturation, **search}
     for step in range(1, STEPS):
         step_kernel[grid](
             scratch, state, counts, size, low, high, total, digits, chunk, step, FIRST=step == 1, **lines
@@ -731,13 +736,13 @@ def threshold(
     )
     for round_ in range(rounds):
         level_kernel[grid](
-            scratch, state, levels, budgets, size, low, high, total, chunk, STEPS, round_, **tile
+            scratch, state, levels, budgets, size, low, high, total, chunk, STEPS, round_, **search
         )
     waiting_kernel[grid](
-        scratch, state, levels, budgets, waiting, size, low, high, total, chunk, STEPS, rounds, **tile
+        scratch, state, levels, budgets, waiting, size, low, high, total, chunk, STEPS, rounds, **search
     )
     share_kernel[grid](
         scratch, state, levels, budgets, waiting, size, low, high, total, chunk, STEPS,
-        rounds, PROGRAMS=PROGRAMS, **tile,
+        rounds, PROGRAMS=PROGRAMS, **search,
     )  # fmt: skip
     return budgets
