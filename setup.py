@@ -60,10 +60,12 @@ def extensions():
         "coba_core.kernels.cython_backend",
         sources=["csrc/cython_backend.pyx", *(f"csrc/kernels_{target}.c" for target in TARGETS)],
         depends=headers,
-        optional=not REQUIRED,
     )
     directives = {"language_level": 3, "boundscheck": DEBUG, "wraparound": False, "initializedcheck": DEBUG}
-    return cythonize([kernels], compiler_directives=directives)
+    built = cythonize([kernels], compiler_directives=directives)
+    for extension in built:
+        extension.optional = not REQUIRED  # a failed build is then a warning, and the package falls back
+    return built
 
 
 setup(ext_modules=extensions(), cmdclass={"build_ext": BuildKernels})
