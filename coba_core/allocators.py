@@ -131,9 +131,9 @@ class Allocator(ABC):
 
     @abstractmethod
     def _budgets(self, keys: list[PromptId], rates: Floats, raw: Floats, total: int) -> Ints:
-        """The decision: `rates` are the estimates, `raw` the raw rates (NaN for a prompt never seen), `total` feasible."""
+        """The decision: `rates` are the estimates, `raw` the raw rates (NaN for a prompt never seen)."""
 
-    def _observe(self, keys: list[PromptId], successes: Floats, counts: Ints) -> None:
+    def _observe(self, keys: list[PromptId], successes: Floats, counts: Ints) -> None:  # noqa: B027 (optional)
         """What the rule itself learns from a step."""
 
     def _metrics(self, budgets: Ints, raw: Floats) -> dict[str, float]:
@@ -168,7 +168,7 @@ class Allocator(ABC):
     def _rule_state(self) -> State:
         return {}
 
-    def _load_rule_state(self, state: State) -> None:
+    def _load_rule_state(self, state: State) -> None:  # noqa: B027 (optional)
         """Checks all of the rule's own state, then takes it over."""
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -231,14 +231,14 @@ class ValueAllocator(Allocator):
             return even_budgets(len(keys), total)
         return self._maximise(value, rates, total)
 
-    def _maximise(self, value: AnyValue, rates: Floats, total: int, low: int | None = None, high: int | None = None) -> Ints:
+    def _maximise(self, value: AnyValue, rates: Floats, total: int) -> Ints:
         if self.noise and len(rates):
             value = value.reweighted(np.exp(self.noise * self._random.standard_normal(len(rates))))
         return allocate(
             rates,
             total,
-            low=self.low if low is None else low,
-            high=self.high if high is None else high,
+            low=self.low,
+            high=self.high,
             value=value,
             solver=self.solver,
             backend=self.backend,

@@ -71,7 +71,7 @@ def check_state(state: State, kind: str, version: int, keys: Collection[str]) ->
     if not isinstance(found, int) or found < 1:
         raise ValueError(f"state of {kind}: its version is {found!r}")
     if found > version:
-        raise ValueError(f"state of {kind}: version {found} is newer than {version}, the newest known; upgrade coba_core")
+        raise ValueError(f"state of {kind}: version {found} is newer than {version}, the newest known here")
     given, wanted = set(state) - {"kind", "version"}, set(keys)
     if given != wanted:
         missing, unknown = sorted(wanted - given), sorted(map(str, given - wanted))
