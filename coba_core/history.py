@@ -44,12 +44,10 @@ def checked_rows(rewards: Any, rows: Any, groups: int | None) -> tuple[Floats, I
     row = row.astype(np.int64, copy=False)
     if reward.ndim != 1 or row.ndim != 1 or len(reward) != len(row):
         raise ValueError(f"rewards has shape {reward.shape} and rows {row.shape}: one row a reward is needed")
-    if len(row):
-        wrong = (row < 0) if groups is None else (row < 0) | (row >= groups)
-        if wrong.any():
-            i = int(wrong.argmax())
-            bound = "not negative" if groups is None else f"in [0, {groups})"
-            raise ValueError(f"rows[{i}] is {row[i]}, which must be {bound}")
+    if len(row) and (row.min() < 0 or (groups is not None and row.max() >= groups)):
+        i = int(((row < 0) if groups is None else (row < 0) | (row >= groups)).argmax())
+        bound = "not negative" if groups is None else f"in [0, {groups})"
+        raise ValueError(f"rows[{i}] is {row[i]}, which must be {bound}")
     return reward, row
 
 
