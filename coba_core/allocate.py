@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from coba_core import kernels
 from coba_core.groups import is_tensor
-from coba_core.kernels.numpy_backend import Gains, Ints
+from coba_core.kernels.numpy_backend import Form, Gains, Ints
 from coba_core.schedules import CapabilitySchedule
 from coba_core.state import whole_number
 from coba_core.values import AnyValue, CapabilityValue, CustomValue, GainTable, Value
@@ -64,11 +64,13 @@ def allocate(
     prompt. value: any of :mod:`coba_core.values`; None is CoBA-RL's capability value at this batch's own failure rate,
     with the published defaults (2602.03048 eqs. 4-9). solver: "auto" ("threshold"), "heap" (2602.03048 Algorithm 1),
     "dp" or "reference"; all return the same allocation: units in order of larger gain, then smaller current budget,
-    then lower index. backend: "auto", "cython", "numba" or "numpy". threads: for the Cython threshold solver at
-    large M.
+    then lower index. backend: "auto", "cython", "numba", "numpy" or "triton". threads: for the Cython threshold solver
+    at large M.
 
-    Returns int64 [M], on the device of the input. Raises BudgetError if no allocation has that total, ValueError naming
-    the argument (and the first index and its value) for anything else that is wrong.
+    Returns int64 [M], on the device of the input. A tensor on a GPU is allocated there (any value but tables and custom
+    gains, by threshold) and nothing waits for it; so its pass rates are not checked, and what is none gains nothing.
+    Raises BudgetError if no allocation has that total, ValueError naming the argument (and the first index and its
+    value) for anything else that is wrong.
 
     >>> allocate([0.1, 0.5, 0.9], 24)
     array([ 2, 20,  2])
@@ -87,15 +89,7 @@ def allocate(
     total = whole_number("total_budget", total_budget)
     low, high = whole_number("low", low), whole_number("high", high)
     size = p.shape[0]
-    if not 0 <= low <= high:
-        raise ValueError(f"low is {low} and high is {high}: 0 <= low <= high does not hold")
-    if not size * low <= total <= size * high:
-        raise BudgetError(
-            f"total_budget is {total}; {size} prompts with budgets in [{low}, {high}] take "
-            f"from {size * low} to {size * high}"
-        )
-    if max(size, high) >= _LARGEST:
-        raise ValueError(f"{size} prompts with budgets up to {high}: both must be below {_LARGEST}")
+    _check_bounds(size, total, low, high)
     if whole_number("threads", threads) < 1:
         raise ValueError(f"threads is {threads}, not at least 1")
     solver = "threshold" if solver == "auto" else solver
@@ -107,15 +101,10 @@ def allocate(
     elif not isinstance(value, AnyValue):
         raise ValueError(f"value is {value!r}, not one of coba_core.values")
     elif low < value.concave_from:
-        raise ValueError(
-            f"low is {low}, below {value.concave_from}, from where the gains of this value fall: "
-            "an allocation by gains would be wrong"
-        )
+        raise _not_concave(low, value)
     source: Gains | CustomValue
     if isinstance(value, Value):
-        source = value.form
-        if value.prompts is not None and value.prompts != size:
-            raise ValueError(f"the value has parameters for {value.prompts} prompts, pass_rates {size}")
+        source = _form(value, size)
     elif isinstance(value, GainTable):
         source = value.table
         if source.shape[0] != size or source.shape[1] < high:
@@ -129,6 +118,31 @@ def allocate(
     return getattr(module, solver)(p, source, low, high, total)
 
 
+def _check_bounds(size: int, total: int, low: int, high: int) -> None:
+    if not 0 <= low <= high:
+        raise ValueError(f"low is {low} and high is {high}: 0 <= low <= high does not hold")
+    if not size * low <= total <= size * high:
+        raise BudgetError(
+            f"total_budget is {total}; {size} prompts with budgets in [{low}, {high}] take "
+            f"from {size * low} to {size * high}"
+        )
+    if max(size, high) >= _LARGEST:
+        raise ValueError(f"{size} prompts with budgets up to {high}: both must be below {_LARGEST}")
+
+
+def _not_concave(low: int, value: AnyValue) -> ValueError:
+    return ValueError(
+        f"low is {low}, below {value.concave_from}, from where the gains of this value fall: "
+        "an allocation by gains would be wrong"
+    )
+
+
+def _form(value: Value, size: int) -> Form:
+    if value.prompts is not None and value.prompts != size:
+        raise ValueError(f"the value has parameters for {value.prompts} prompts, pass_rates {size}")
+    return value.form
+
+
 def _allocate_tensor(
     pass_rates: Any,
     total_budget: int,
@@ -139,8 +153,25 @@ def _allocate_tensor(
     backend: str,
     threads: int,
 ) -> Any:
+    """On a GPU by its kernels, without waiting for it (so pass rates are not looked at); else by the CPU's."""
     import torch
 
+    if pass_rates.device.type == "cuda":
+        solver = "threshold" if solver == "auto" else solver
+        module = kernels.for_gpu(backend, solver, value is None or isinstance(value, Value))
+        if module is not None:
+            if pass_rates.ndim != 1:
+                raise ValueError(f"pass_rates has shape {tuple(pass_rates.shape)}, not [prompts]")
+            total = whole_number("total_budget", total_budget)
+            low, high, size = whole_number("low", low), whole_number("high", high), pass_rates.shape[0]
+            _check_bounds(size, total, low, high)
+            if isinstance(value, Value):
+                if low < value.concave_from:
+                    raise _not_concave(low, value)
+                form = _form(value, size)
+            else:
+                form = module.batch_form(pass_rates, _PUBLISHED, 5.0)
+            return module.threshold(pass_rates, form, low, high, total)
     host = pass_rates.detach().to("cpu", torch.float64).numpy()
     budgets = allocate(
         host, total_budget, low=low, high=high, value=value, solver=solver, backend=backend, threads=threads

@@ -1,8 +1,9 @@
-"""Pass rates and the capability allocator kept on a GPU: a step from prompt indices to updated counts never waits for it.
+"""Pass rates and the capability allocator kept on a GPU: from prompt indices to updated counts nothing waits for it.
 
 The classes have the interface, the semantics and the states of :class:`coba_core.PassRateHistory` and
-:class:`coba_core.CapabilityAllocator`; prompts are their indices in the data set, tensors come in and go out. What would
-need a look at the data is not checked: indices outside [0, size) are left out, fractional rewards held within [0, 1].
+:class:`coba_core.CapabilityAllocator`; prompts are their indices in the data set, tensors come in and go out. What
+would need a look at the data is not checked: indices outside [0, size) are left out, fractional rewards held within
+[0, 1].
 
 Needs torch and Triton; imported on its own (``import coba_core.device``), so that ``import coba_core`` needs neither.
 """
@@ -15,11 +16,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from coba_core.allocators import CapabilityAllocator, OnInfeasible
 from coba_core.allocate import BudgetError
+from coba_core.allocators import CapabilityAllocator, OnInfeasible
 from coba_core.history import PassRateHistory
 from coba_core.kernels import triton_backend
-from coba_core.kernels.numpy_backend import FIRST_SUCCESS, Form
+from coba_core.kernels.numpy_backend import FIRST_SUCCESS
 from coba_core.schedules import CapabilitySchedule
 from coba_core.state import State
 from coba_core.values import Saturation
@@ -37,9 +38,9 @@ class DevicePassRateHistory:
     """:class:`coba_core.PassRateHistory` of the prompts 0 .. size-1, in `size` × `window` counts on a GPU.
 
     The estimate is (s + m S)/(n + m): s successes of n rollouts over the last `window` visits, m = `prior_strength`, S
-    the mean of the raw rates of all prompts seen. States go from one class to the other. A prompt that occurs twice in a
-    step pools its counts and ages once; NaN rewards are left out. Sums are made in a fixed order: the same input gives
-    the same bits.
+    the mean of the raw rates of all prompts seen. States go from one class to the other. A prompt that occurs twice in
+    a step pools its counts and ages once; NaN rewards are left out. Sums are made in a fixed order: the same input
+    gives the same bits.
 
     size: prompts in the data set. device: a CUDA or ROCm device. ValueError for one that Triton cannot use.
     """
@@ -176,7 +177,7 @@ class DeviceCapabilityAllocator(CapabilityAllocator):
         self.device_history = kept
         form = self.saturation.form(0.0, 0.0, 0.0)
         if not isinstance(form.log_scale, float) or not isinstance(form.rate, float):
-            raise ValueError("the saturation has one number a prompt, which an allocator of changing prompts cannot use")
+            raise ValueError("the saturation has one number a prompt; here the prompts change from step to step")
         self._form = form
         self._capability = self.schedule if isinstance(self.schedule, CapabilitySchedule) else CapabilitySchedule()
         self._failures = torch.zeros(self._capability.window, dtype=torch.float64, device=kept.device)
@@ -184,7 +185,7 @@ class DeviceCapabilityAllocator(CapabilityAllocator):
         self._from_schedule()
 
     @property
-    def metrics(self) -> dict[str, float]:  # type: ignore[override]
+    def metrics(self) -> dict[str, float]:
         """Flat numbers of the last allocate and update; waits for the device."""
         return {name: x for part in self._measures.values() for name, x in part().items()}
 
@@ -205,7 +206,7 @@ class DeviceCapabilityAllocator(CapabilityAllocator):
         rates, raw = self.device_history.estimates(keys)
         numbers = self._numbers
         rates = torch.where(numbers[7] > 0.0, rates, 0.5)  # nothing known: all alike, so budgets are even
-        form = Form(self._form.saturation, *numbers[:4].split(1))
+        form = triton_backend.device_form(self._form.saturation, numbers)
         budgets = triton_backend.threshold(rates, form, self.low, self.high, total)
         self._measures["allocate"] = lambda: self._budget_measures(budgets, raw, numbers, total - total_budget)
         return budgets

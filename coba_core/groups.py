@@ -12,6 +12,7 @@ from typing import Any, Literal, overload
 import numpy as np
 import numpy.typing as npt
 
+from coba_core import kernels
 from coba_core.history import checked_rows
 from coba_core.kernels.numpy_backend import Floats
 
@@ -26,11 +27,12 @@ def is_tensor(x: Any) -> bool:
     )
 
 
-def repeat_index(budgets: Any) -> Any:
+def repeat_index(budgets: Any, total: int | None = None) -> Any:
     """Which prompt each rollout belongs to: [0]*B₀ + [1]*B₁ + ..., int64 [ΣB].
 
-    budgets: integers of at least 0, [M]; ValueError names the first that is not. A tensor's device is waited for once,
-    as the length of the result depends on its values.
+    budgets: integers of at least 0, [M]; ValueError names the first that is not. total: their sum, ValueError if it is
+    not. A tensor's device is waited for once, as the length of the result depends on its values; with `total`, which
+    then must be right, it is not.
 
     >>> repeat_index([2, 0, 3])
     array([0, 0, 2, 2, 2])
@@ -40,13 +42,22 @@ def repeat_index(budgets: Any) -> Any:
 
         if budgets.ndim != 1 or budgets.dtype.is_floating_point:
             raise ValueError(f"budgets has shape {tuple(budgets.shape)} and dtype {budgets.dtype}, not integers [M]")
-        return torch.repeat_interleave(budgets)
+        if total is None or budgets.device.type == "cpu":
+            rows = torch.repeat_interleave(budgets)
+            if total is not None and rows.numel() != total:
+                raise ValueError(f"total is {total}, the budgets' sum {rows.numel()}")
+            return rows
+        if (module := kernels.for_gpu()) is not None:
+            return module.repeat_index(budgets, total)
+        return torch.repeat_interleave(budgets, output_size=total)
     counts = np.asarray(budgets)
     if counts.ndim != 1 or (counts.size and counts.dtype.kind not in "iu"):
         raise ValueError(f"budgets has shape {counts.shape} and dtype {counts.dtype}, not integers [M]")
     if counts.size and counts.min() < 0:
         i = int((counts < 0).argmax())
         raise ValueError(f"budgets[{i}] is {counts[i]}, which must not be negative")
+    if total is not None and int(counts.sum()) != total:
+        raise ValueError(f"total is {total}, the budgets' sum {int(counts.sum())}")
     return np.repeat(np.arange(len(counts), dtype=np.int64), counts.astype(np.int64))
 
 
@@ -81,12 +92,12 @@ def group_advantages(rewards: Any, rows: Any, *, scale: Scale = "group", eps: fl
     size = np.maximum(count, 1)
     first = np.empty(len(count))
     first[kept_row] = kept  # one reward of the group: equal rewards centre to exact zeros
-    shifted = kept - first[kept_row]
-    centred = shifted - (np.bincount(kept_row, shifted) / size)[kept_row]
+    shifted = kept - first.take(kept_row)
+    centred = shifted - (np.bincount(kept_row, shifted) / size).take(kept_row)
     if scale == "group":
         variance = np.bincount(kept_row, centred * centred) / np.maximum(count - 1, 1)
         spread = np.sqrt(variance) + eps
-        centred = centred / np.where(spread > 0.0, spread, 1.0)[kept_row]
+        centred /= (spread if eps > 0.0 else np.where(spread > 0.0, spread, 1.0)).take(kept_row)
     elif scale == "batch":
         batch_spread = (float(np.std(kept, ddof=1)) if len(kept) > 1 else 0.0) + eps
         centred = centred / (batch_spread if batch_spread > 0.0 else 1.0)
@@ -108,6 +119,8 @@ def _tensor_advantages(rewards: Any, rows: Any, scale: Scale, eps: float) -> Any
         )
     if not rewards.numel():
         return rewards.clone()
+    if rewards.device.type == "cuda" and (module := kernels.for_gpu()) is not None:
+        return module.group_advantages(rewards, rows, scale, eps)
     dtype = rewards.dtype if rewards.dtype.is_floating_point else torch.float32
     reward = rewards.double()
     known = ~torch.isnan(reward)

@@ -2,9 +2,9 @@
 
     python benches/gpu/compile_all.py [--target sm_80 sm_90 gfx942] [--kernel threshold ...]
 
-It refuses what the interpreter lets pass. Of the kernels that decide (whose budgets equal the CPU's bit for bit) it also
-checks the code: no fused multiply-add but those of a division, and no float32 arithmetic. Exit status 1 if anything is
-wrong. Not to be run under TRITON_INTERPRET=1.
+It refuses what the interpreter lets pass. Of the kernels that decide (whose budgets equal the CPU's bit for bit) it
+also checks the code: no fused multiply-add but those of a division, and no float32 arithmetic. Exit status 1 if
+anything is wrong. Not to be run under TRITON_INTERPRET=1.
 """
 
 from __future__ import annotations
@@ -81,7 +81,10 @@ def cases() -> Iterator[Case]:
         yield case(gains.beta_form_kernel, name, f"{dtype} {dtype} {dtype} i32 i32 i32 " + card + "i32", BLOCK=256)
     for number, saturation in enumerate(SATURATIONS):
         block = cut.tile(number)
-        for dtype, device, name in (("*fp32", False, "float32 host numbers"), ("*fp64", True, "float64 numbers on card")):
+        for dtype, device, name in (
+            ("*fp32", False, "float32 host numbers"),
+            ("*fp64", True, "float64 numbers on card"),
+        ):
             label = f"{saturation} {name}"
             form, steep = (card if device else host) + steps, device
             yield case(
@@ -133,8 +136,12 @@ def cases() -> Iterator[Case]:
                 groups.successes_kernel, f"{name} {'fractional' if fractional else 'threshold'}",
                 f"{dtype} *i64 *i64 *fp64 *i64 i32 i64", one, FRACTIONAL=fractional, BLOCK=groups.GROUP_BLOCK,
             )  # fmt: skip
-    yield case(groups.history_update_kernel, "", "*i64 *i64 *fp64 *i64 *fp64 *i64 *i64 *fp64 *i64 i32 i32", one, WINDOW=4)
-    yield case(groups.history_rates_kernel, "", "*i64 *fp64 *i64 *fp64 *i64 *fp64 *fp64 i32 i32 i64", WINDOW=4, BLOCK=256)
+    yield case(
+        groups.history_update_kernel, "", "*i64 *i64 *fp64 *i64 *fp64 *i64 *i64 *fp64 *i64 i32 i32", one, WINDOW=4
+    )
+    yield case(
+        groups.history_rates_kernel, "", "*i64 *fp64 *i64 *fp64 *i64 *fp64 *fp64 i32 i32 i64", WINDOW=4, BLOCK=256
+    )
     yield case(groups.failure_rate_kernel, "", "*fp64 *i64 *fp64 *i64 i32", WINDOW=10, BLOCK=1024)
     for explore in (False, True):
         yield case(
@@ -160,7 +167,8 @@ def resources(compiled: Any, said: str) -> tuple[str, str]:
         spills = re.findall(r"(\d+) bytes spill (?:stores|loads)", said)
         return registers.group(1) if registers else "?", "+".join(spills) + " B" if spills else "?"
     text = compiled.asm["amdgcn"]
-    found = {name: re.search(rf"\.{name}:\s+(\d+)", text) for name in ("vgpr_count", "vgpr_spill_count", "sgpr_spill_count")}
+    names = ("vgpr_count", "vgpr_spill_count", "sgpr_spill_count")
+    found = {name: re.search(rf"\.{name}:\s+(\d+)", text) for name in names}
     count = {name: match.group(1) if match else "?" for name, match in found.items()}
     return count["vgpr_count"], f"{count['vgpr_spill_count']} v + {count['sgpr_spill_count']} s"
 
@@ -168,14 +176,17 @@ def resources(compiled: Any, said: str) -> tuple[str, str]:
 def inexact(compiled: Any) -> str | None:
     """What in the code could round otherwise than the CPU, or None."""
     if "ptx" in compiled.asm:
-        code = re.findall(r"^\s+(?:@!?%p\d+ )?((?:fma|mad)\S*f64|[a-z]+\S*\.f32\S*)\s", compiled.asm["ptx"], re.MULTILINE)
+        operation = r"^\s+(?:@!?%p\d+ )?((?:fma|mad)\S*f64|[a-z]+\S*\.f32\S*)\s"
+        code = re.findall(operation, compiled.asm["ptx"], re.MULTILINE)
         # pass rates that come as float32 are widened and compared, both exactly
         code = [x for x in code if x != "cvt.f64.f32" and not x.startswith("setp")]
         return f"{len(code)} × {code[0]}" if code else None
     fused = len(re.findall(r"\bv_fma(?:c|mk|ak)?_f64", compiled.asm["amdgcn"]))
     divisions = len(re.findall(r"\bv_div_fixup_f64", compiled.asm["amdgcn"]))  # correctly rounded, by five of them
     integers = len(re.findall(r"\bv_cvt_u32_f64", compiled.asm["amdgcn"]))  # to 64 bits, exactly, by one
-    return None if fused == 5 * divisions + integers else f"{fused} v_fma_f64, {divisions} divisions, {integers} to int64"
+    if fused == 5 * divisions + integers:
+        return None
+    return f"{fused} v_fma_f64, {divisions} divisions, {integers} to int64"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -203,7 +214,8 @@ def main(arguments: list[str] | None = None) -> int:
             registers, spills = resources(compiled, said)
             wrong = inexact(compiled) if case.exact else None
             failures += wrong is not None
-            print(f"{target:8} {case.name:16} {case.label:46} {registers:>9}  {spills}{f'  INEXACT: {wrong}' if wrong else ''}")
+            note = f"  INEXACT: {wrong}" if wrong else ""
+            print(f"{target:8} {case.name:16} {case.label:46} {registers:>9}  {spills}{note}")
     print(f"{len(chosen) * len(options.target)} compiled in {time.perf_counter() - start:.0f} s, {failures} wrong")
     return 1 if failures else 0
 

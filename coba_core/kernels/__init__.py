@@ -37,7 +37,9 @@ class Backend:
         try:
             if self.requires is not None and importlib.util.find_spec(self.requires) is None:
                 return False, f"{self.requires} is not installed: {self.hint}"
-            load(self.module)
+            module = load(self.module)
+            if "cpu" not in self.devices:
+                return module.usable()  # type: ignore[no-any-return]
         except ImportError as error:
             return False, f"{error}: {self.hint}"
         return True, ""
@@ -70,6 +72,15 @@ BACKENDS = (
         frozenset({"threshold", "heap", "dp", "reference"}),
         True,
         "",
+    ),
+    Backend(
+        "triton",
+        "coba_core.kernels.triton_backend",
+        "triton",
+        frozenset({"cuda"}),
+        frozenset({"threshold"}),
+        False,
+        "pip install coba-core[gpu]",
     ),
 )
 SOLVERS = ("threshold", "heap", "dp", "reference")
@@ -106,7 +117,10 @@ def select(backend: str, solver: str, custom: bool) -> ModuleType:
     for candidate in BACKENDS:
         if name not in ("auto", candidate.name):
             continue
-        usable, reason = candidate.usable()
+        if "cpu" not in candidate.devices:
+            usable, reason = False, "it takes tensors that lie on a GPU"
+        else:
+            usable, reason = candidate.usable()
         if usable and solver not in candidate.solvers:
             usable, reason = False, f"it has no solver {solver!r}"
         elif usable and custom and not candidate.custom_values:
@@ -118,3 +132,27 @@ def select(backend: str, solver: str, custom: bool) -> ModuleType:
         if name != "auto":
             raise ValueError(f"backend {name!r} cannot run here: {reason}")
     raise AssertionError("unreachable: the NumPy backend supports every solver")
+
+
+@cache
+def for_gpu(backend: str = "auto", solver: str = "threshold", forms_only: bool = True) -> ModuleType | None:
+    """The Triton kernels, for tensors that lie on a GPU; None where the CPU's are to be used.
+
+    None if another backend or solver is asked for, if the value is no form (a table, a user's gain), or if Triton
+    cannot run. ValueError if "triton" is asked for by name and cannot.
+    """
+    name = DEFAULT if backend == "auto" else backend
+    if name not in ("auto", "triton"):
+        return None
+    triton = next(candidate for candidate in BACKENDS if candidate.name == "triton")
+    usable, reason = triton.usable()
+    if usable and solver not in triton.solvers:
+        usable, reason = False, f"it has no solver {solver!r}"
+    elif usable and not forms_only:
+        usable, reason = False, "it has no tables and no custom gains"
+    if usable:
+        return load(triton.module)
+    if name == "triton":
+        raise ValueError(f"backend 'triton' cannot run here: {reason}")
+    logger.warning("tensors on a GPU go through the CPU's kernels (%s)", reason)
+    return None

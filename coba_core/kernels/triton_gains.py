@@ -1,7 +1,7 @@
 """Beta log-density, saturation, log gains and gains on a card; the formulas are those of numpy_backend.py.
 
-Pass rates and results are float32 or float64 tensors [M]; the arithmetic is float64 for both, since at α, β of 1,000 the
-terms of a log-density cancel to less than float32 holds. No gradients.
+Pass rates and results are float32 or float64 tensors [M]; the arithmetic is float64 for both, since at α, β of 1,000
+the terms of a log-density cancel to less than float32 holds. No gradients.
 """
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,misc"
 
@@ -200,7 +200,18 @@ def gains_kernel(
 
 @triton.jit(do_not_specialize=["size"])
 def beta_form_kernel(
-    alpha, beta, tau, alpha_step, beta_step, tau_step, p_exponent, q_exponent, log_scale, rate, size, BLOCK: tl.constexpr
+    alpha,
+    beta,
+    tau,
+    alpha_step,
+    beta_step,
+    tau_step,
+    p_exponent,
+    q_exponent,
+    log_scale,
+    rate,
+    size,
+    BLOCK: tl.constexpr,
 ):
     """[size] the numbers of the Beta × Exponential form: α, β, ln B(α, β) + ln τ, 1/τ."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -254,8 +265,8 @@ def parameters(numbers: tuple[Any, ...], like: torch.Tensor, steep: bool = True)
 
 def form_parameters(form: Form, like: torch.Tensor) -> Parameters:
     """A form's four numbers; k = p q rate stays under ½ for any rate up to 2."""
-    host = isinstance(form.rate, (int, float))
-    return parameters(tuple(form[1:]), like, steep=not host or form.rate > 2.0)
+    gentle = isinstance(form.rate, (int, float)) and form.rate <= 2.0
+    return parameters(tuple(form[1:]), like, steep=not gentle)
 
 
 def pass_rates_tensor(p: torch.Tensor) -> torch.Tensor:

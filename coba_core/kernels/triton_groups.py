@@ -1,4 +1,4 @@
-"""Groups by id, repeated rows and pass-rate counts on a card. Nothing waits for the card, nothing depends on its timing.
+"""Groups by id, repeated rows and pass-rate counts on a card. Nothing waits for it, nothing depends on its timing.
 
 Rows are sorted once (stably, by torch); then a program owns a group, finds its run in the sorted rows by bisection, and
 adds it up in float64 in a fixed order. No floating-point atomics: the same input gives the same bits on every run.
@@ -470,7 +470,7 @@ def history_rates(
 def observe_failure_rate(
     successes: torch.Tensor, counts: torch.Tensor, failures: torch.Tensor, updates: torch.Tensor
 ) -> None:
-    """Puts 1 - the mean pass rate of a step into the ring `failures` float64 [window]; updates int64 [1] counts them."""
+    """Puts 1 - the mean pass rate of a step into the ring `failures` float64 [window]; updates int64 [1] counts."""
     failure_rate_kernel[(1,)](
         successes, counts, failures, updates, counts.numel(), WINDOW=failures.numel(), BLOCK=1024
     )

@@ -38,7 +38,7 @@ WARPS = 8
 ONE_PROGRAM = 65_536  # prompts, at most, of the single launch
 PROGRAMS = 1024  # at most, of the others; the last step scans their counts in one tile
 
-# A bracket holds 2^64 places at most. A step leaves a quarter of it and at most 4 places: 35 steps leave two neighbours.
+# A bracket holds 2^64 places at most. A step leaves a quarter and 4 of them, at most: 35 steps leave two neighbours.
 STEPS = 37
 # Slots of a step's bracket, and of its counts: POINTS sums, POINTS next gains, POINTS last gains.
 UP, SUM_UP, DOWN, SUM_DOWN, BASE, TAKEN = (tl.constexpr(i) for i in range(6))
@@ -156,7 +156,9 @@ POINTS_ = tl.constexpr(POINTS)
 # ---- one program -----------------------------------------------------------------------------------------------------
 
 
-@triton.jit(do_not_specialize=["p_exponent", "q_exponent", "log_scale", "rate", "size", "low", "high", "total", "digits"])
+@triton.jit(
+    do_not_specialize=["p_exponent", "q_exponent", "log_scale", "rate", "size", "low", "high", "total", "digits"]
+)
 def threshold_kernel(
     p_pointer,
     p_exponent,
@@ -562,7 +564,7 @@ def level_kernel(
     size = size.to(tl.int64)
     total = total.to(tl.int64)
     if tl.load(state + step * BRACKET + SUM_UP) != total:
-        level, top, spare = level_after(state, levels, step, done, low, high, total, POINTS)
+        level, top, _ = level_after(state, levels, step, done, low, high, total, POINTS)
         if level < top:
             trial = level + (tl.arange(0, POINTS) + 1) * level_step(level, top)
             trial = tl.where(trial < top, trial, top)
@@ -599,7 +601,7 @@ def waiting_kernel(
     size = size.to(tl.int64)
     total = total.to(tl.int64)
     if tl.load(state + step * BRACKET + SUM_UP) != total:
-        level, top, spare = level_after(state, levels, step, rounds, low, high, total, POINTS)
+        level, _, _ = level_after(state, levels, step, rounds, low, high, total, POINTS)
         count = tl.zeros([BLOCK], tl.int64)
         begin = tl.program_id(0).to(tl.int64) * chunk
         for start in range(0, chunk, BLOCK):
@@ -633,7 +635,7 @@ def share_kernel(
     size = size.to(tl.int64)
     total = total.to(tl.int64)
     if tl.load(state + step * BRACKET + SUM_UP) != total:
-        level, top, spare = level_after(state, levels, step, rounds, low, high, total, POINTS)
+        level, _, spare = level_after(state, levels, step, rounds, low, high, total, POINTS)
         program = tl.arange(0, PROGRAMS)
         spare -= tl.sum(tl.load(waiting_in + program, mask=program < tl.program_id(0), other=0), 0)
         begin = tl.program_id(0).to(tl.int64) * chunk
@@ -683,7 +685,8 @@ def threshold(
     p: float32 or float64 [M] in [0, 1] (float32 is widened, exactly; what lies outside gains nothing, as finding it
     would wait for the card). source: a Form, its numbers on the host or on the card. M low <= total <= M high is the
     caller's to check. launches: "one" (a single program), "many" (a fixed number of launches) or "auto" ("one" up to
-    ONE_PROGRAM prompts). steps_out: int32 [1], takes the number of steps that the search needed. Captures in a CUDA graph.
+    ONE_PROGRAM prompts). steps_out: int32 [1], takes the number of steps that the search needed. Captures in a CUDA
+    graph.
     """
     if not isinstance(source, Form):
         raise ValueError("the Triton backend allocates by forms, not by tables or functions")

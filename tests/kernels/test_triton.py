@@ -135,7 +135,8 @@ def test_log_density_at_the_ends(device: Any) -> None:
     p = tensor([0.0, 1.0, 0.0, 1.0, math.nan, -0.1, 1.5], device)
     alpha, beta = tensor([1, 1, 2, 2, 2, 2, 2], device), tensor([2, 1, 2, 3, 2, 2, 2], device)
     found = triton_backend.log_density(p, alpha, beta).cpu().numpy()
-    np.testing.assert_allclose(found, [math.log(2.0), 0.0, -math.inf, -math.inf, math.nan, math.nan, math.nan], atol=1e-15)
+    none = -math.inf
+    np.testing.assert_allclose(found, [math.log(2.0), 0.0, none, none, math.nan, math.nan, math.nan], atol=1e-15)
 
 
 @pytest.mark.parametrize("saturation", SATURATIONS, ids=repr)
@@ -146,7 +147,8 @@ def test_saturation(device: Any, saturation: Any, dtype: str, tolerance: float, 
     budgets = random.integers(1, 300, len(p))
     rates = tensor(p, device, getattr(torch, dtype))
     expected = saturation.levels(rates.double().cpu().numpy(), budgets.astype(float))
-    found = triton_backend.saturation(rates, Value(PowerPreference(), saturation).form, tensor(budgets, device, torch.int64))
+    form = Value(PowerPreference(), saturation).form
+    found = triton_backend.saturation(rates, form, tensor(budgets, device, torch.int64))
     assert found.dtype == rates.dtype
     np.testing.assert_allclose(found.double().cpu().numpy(), expected, rtol=tolerance, atol=tolerance * 1e-2)
 
@@ -158,7 +160,8 @@ def test_gains_are_the_references(device: Any, value: Value, size: int, poison: 
     p = random.uniform(0.0, 1.0, size)
     p[: size // 8] = random.integers(0, 2, size // 8)
     budgets = random.integers(2, 500, size)
-    logs, plain = triton_backend.log_gains_and_gains(tensor(p, device), value.form, tensor(budgets, device, torch.int64))
+    given = tensor(budgets, device, torch.int64)
+    logs, plain = triton_backend.log_gains_and_gains(tensor(p, device), value.form, given)
     for found, expected in ((logs, value.log_gains(p, budgets)), (plain, value.gains(p, budgets))):
         if device.type == "cpu":
             np.testing.assert_array_equal(found.numpy(), expected)
@@ -298,7 +301,8 @@ def test_parameters_on_the_card_and_by_prompt(device: Any) -> None:
 def test_what_is_no_pass_rate_gains_nothing(device: Any) -> None:
     value = CapabilityValue(2.0, 2.0)
     found = triton_backend.threshold(tensor([0.5, math.nan, -1.0, 0.5, 2.0], device), value.form, 2, 16, 20)
-    assert found.tolist() == triton_backend.threshold(tensor([0.5, 0, 0, 0.5, 0], device), value.form, 2, 16, 20).tolist()
+    expected = triton_backend.threshold(tensor([0.5, 0, 0, 0.5, 0], device), value.form, 2, 16, 20)
+    assert found.tolist() == expected.tolist()
 
 
 def test_steps_are_enough() -> None:
