@@ -323,6 +323,18 @@ def test_the_state_is_a_copy() -> None:
     assert state == kept
 
 
+def test_a_long_life_comes_back() -> None:
+    """Hundreds of visits, a visit of hundreds of rollouts."""
+    history, again = PassRateHistory(window=3), PassRateHistory(window=3)
+    for visit in range(300):
+        one(history, "a", [float(visit % 2)] * (1 + visit))
+    again.load_state_dict(json.loads(json.dumps(history.state_dict())))
+    assert again.state_dict() == history.state_dict()
+    one(history, "a", [1.0])
+    one(again, "a", [1.0])
+    assert again.pass_rates(["a"]).tolist() == history.pass_rates(["a"]).tolist()
+
+
 @pytest.mark.parametrize(
     "changes, message",
     [
