@@ -133,8 +133,9 @@ def test_no_rollouts(advantages: Any) -> None:
         assert advantages([], [], scale=scale).shape == (0,)
 
 
-def test_batch_of_one_reward(advantages: Any) -> None:
+def test_batches_of_one_and_two_rewards(advantages: Any) -> None:
     assert advantages([3.0], [0], scale="batch").tolist() == [0.0]
+    assert advantages([3.0, 5.0], [0, 0], scale="batch", eps=0.0).tolist() == pytest.approx([-(0.5**0.5), 0.5**0.5])
 
 
 def test_sums_vanish_by_group(advantages: Any) -> None:
