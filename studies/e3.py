@@ -29,6 +29,7 @@ from coba_core.evaluation import bootstrap_interval, pass_at_k
 Floats = npt.NDArray[np.float64]
 
 RANK = {"allocator": "rank", "allocator_args": {"start": 8, "step": 2}, "budget_low": 4, "budget_high": 12}
+COBA = {"allocator": "coba", "budget_low": 2, "budget_high": 128}
 HELD = {"total_steps": None}  # the entropy is held to the end: no annealing
 METHODS: dict[str, dict[str, Any]] = {
     "GRPO": {},
@@ -38,7 +39,8 @@ METHODS: dict[str, dict[str, Any]] = {
     "all (E3)": {**RANK, "entropy_temperature": {}},
     "+ entropy bonus": {"entropy_coef": 1e-4},
     "DAPO filtering": {"filter_zero_spread": True},
-    "CoBA + temperature": {"allocator": "coba", "budget_low": 2, "budget_high": 128, "entropy_temperature": HELD},
+    "CoBA": COBA,
+    "CoBA + temperature": {**COBA, "entropy_temperature": HELD},
     "+ temperature up to 1.2": {"entropy_temperature": {**HELD, "high": 1.2}},
 }
 """What each method changes in the common settings; a plus adds to GRPO."""
@@ -107,16 +109,22 @@ def write_json(path: Path, content: Any, **style: Any) -> None:
 
 
 def run_cells(
-    folder: Path, methods: list[str], seeds: list[int], steps: int, final_samples: int, policy_args: dict[str, Any]
+    folder: Path,
+    methods: list[str],
+    seeds: list[int],
+    steps: int,
+    final_samples: int,
+    policy_args: dict[str, Any],
+    policy: str,
 ) -> dict[tuple[str, int], dict[str, Any]]:
-    """All cells, seed by seed, those already finished with the same settings read from their files."""
+    """All cells, seed by seed; those finished with the same settings and `policy` are read from their files."""
     found: dict[tuple[str, int], dict[str, Any]] = {}
     with tqdm(total=len(methods) * len(seeds), unit="cell", smoothing=0.05, disable=None) as bar:
         for seed in seeds:
             for method in methods:
                 bar.set_postfix_str(f"{method}, seed {seed}")
                 wanted = settings(method, seed, steps, policy_args)
-                fingerprint = {**wanted, "final_samples": final_samples}
+                fingerprint = {**wanted, "final_samples": final_samples, "policy": policy}
                 path = folder / "cells" / f"{'_'.join(re.findall('[A-Za-z0-9]+', method))}-{seed}.json"
                 if path.exists() and (cell := json.loads(path.read_text()))["settings"] == fingerprint:
                     bar.update(1)
@@ -168,7 +176,7 @@ def draw(cells: dict[tuple[str, int], dict[str, Any]], methods: list[str], seeds
     grid = figure.subplots(2, 3)
     total = max(cell["rollouts"] for cell in cells.values())
     for number, method in enumerate(methods):
-        style = {"color": f"C{number % 10}", "label": method, "linestyle": "--" if "1.2" in method else "-"}
+        style = {"color": f"C{number % 10}", "label": method, "linestyle": "--" if number % 2 else "-"}
         runs = [cells[method, seed] for seed in seeds]
         for axes, name in ((grid[0, 0], "entropy"), (grid[0, 1], "temperature"), (grid[0, 2], "mixed_groups")):
             share = np.linspace(0, 1, BINS)
@@ -224,9 +232,9 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     from coba_core.integrations.grpo.embedded import embedded_policy
 
-    embedded_policy(arguments.policy_args)  # warms it up where the cache lacks it
+    policy = embedded_policy(arguments.policy_args).name  # a hash of its making; warmed up where the cache lacks it
     seeds = list(range(arguments.seeds))
-    options = (arguments.steps, arguments.final_samples, arguments.policy_args)
+    options = (arguments.steps, arguments.final_samples, arguments.policy_args, policy)
     cells = run_cells(arguments.output, arguments.methods, seeds, *options)
     text = table(cells, arguments.methods, seeds)
     print(text)
