@@ -41,12 +41,11 @@ METHODS: dict[str, dict[str, Any]] = {
     "DAPO filtering": {"filter_zero_spread": True},
     "CoBA": COBA,
     "CoBA + temperature": {**COBA, "entropy_temperature": HELD},
-    "+ temperature up to 1.2": {"entropy_temperature": {**HELD, "high": 1.2}},
 }
 """What each method changes in the common settings; a plus adds to GRPO."""
 
 BINS = 40  # of the rollouts, over which the curves of entropy and temperature are averaged
-EVALUATIONS = 8  # along a run, besides the one before it
+EVALUATIONS = 5  # along a run, besides the one before it
 
 
 def settings(method: str, seed: int, steps: int, policy_args: dict[str, Any]) -> dict[str, Any]:
@@ -225,8 +224,8 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "e3")
     parser.add_argument("--seeds", type=int, default=5, help="how many (default 5)")
-    parser.add_argument("--steps", type=int, default=200, help="of 256 rollouts (default 200)")
-    parser.add_argument("--final-samples", type=int, default=64, help="a problem in the last evaluation (default 64)")
+    parser.add_argument("--steps", type=int, default=160, help="of 256 rollouts (default 160)")
+    parser.add_argument("--final-samples", type=int, default=32, help="a problem in the last evaluation (default 32)")
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS), metavar="METHOD")
     parser.add_argument("--policy-args", type=json.loads, default={}, help="JSON: fields of embedded.Warmup")
     arguments = parser.parse_args(argv)
