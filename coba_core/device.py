@@ -88,7 +88,6 @@ class DevicePassRateHistory:
             raise ValueError(
                 f"rewards has shape {tuple(reward.shape)} and rows {tuple(row.shape)}: one row a reward is needed"
             )
-        reward = reward if reward.dtype in (torch.float32, torch.float64) else reward.double()
         return triton_backend.success_counts(reward, row, prompts, self.threshold, self.fractional)
 
     def record(self, keys: torch.Tensor, successes: torch.Tensor, counts: torch.Tensor) -> None:

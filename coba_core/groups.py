@@ -121,6 +121,13 @@ def _tensor_advantages(rewards: Any, rows: Any, scale: Scale, eps: float) -> Any
         return rewards.clone()
     if rewards.device.type == "cuda" and (module := kernels.for_gpu()) is not None:
         return module.group_advantages(rewards, rows, scale, eps)
+    return torch_advantages(rewards, rows, scale, eps)
+
+
+def torch_advantages(rewards: Any, rows: Any, scale: Scale, eps: float) -> Any:
+    """Advantages by torch's own operations, none of which waits for the device; rewards and rows [R], R > 0."""
+    import torch
+
     dtype = rewards.dtype if rewards.dtype.is_floating_point else torch.float32
     reward = rewards.double()
     known = ~torch.isnan(reward)

@@ -14,6 +14,7 @@ import contextlib
 import io
 import os
 import re
+import struct
 import sys
 import tempfile
 import time
@@ -27,6 +28,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from coba_core.kernels import numpy_backend as reference
 from coba_core.kernels import triton_gains, triton_groups, triton_threshold
 from coba_core.kernels.triton_threshold import POINTS, PROGRAMS, STEPS, WARPS
 
@@ -173,8 +175,24 @@ def resources(compiled: Any, said: str) -> tuple[str, str]:
     return count["vgpr_count"], f"{count['vgpr_spill_count']} v + {count['sgpr_spill_count']} s"
 
 
-def inexact(compiled: Any) -> str | None:
+def constants(case: Case) -> list[float]:
+    """Numbers that a deciding kernel computes with, and must hold to the last bit."""
+    found: list[float] = []
+    if case.name in ("threshold", "prepare"):
+        found += [reference.LN2_HIGH, reference.LN2_LOW, *(getattr(reference, f"L{i}") for i in range(1, 8))]
+        if case.label.startswith("exponential"):
+            found += reference.SERIES
+    if case.name in ("threshold", "step") and case.label.startswith("mixed_group"):
+        found += [reference.LOG2_E, *reference.EXP]
+    return found
+
+
+def inexact(case: Case, compiled: Any) -> str | None:
     """What in the code could round otherwise than the CPU, or None."""
+    for x in constants(case):
+        held = [struct.pack(">d", sign * x).hex().upper() for sign in (1, -1)]
+        if not any(f"0x{digits}" in compiled.asm["llir"] for digits in held):
+            return f"{x} is not in the code"
     if "ptx" in compiled.asm:
         operation = r"^\s+(?:@!?%p\d+ )?((?:fma|mad)\S*f64|[a-z]+\S*\.f32\S*)\s"
         code = re.findall(operation, compiled.asm["ptx"], re.MULTILINE)
@@ -212,7 +230,7 @@ def main(arguments: list[str] | None = None) -> int:
                 print(f"{target:8} {case.name:16} {case.label:46} REFUSED: {error}")
                 continue
             registers, spills = resources(compiled, said)
-            wrong = inexact(compiled) if case.exact else None
+            wrong = inexact(case, compiled) if case.exact else None
             failures += wrong is not None
             note = f"  INEXACT: {wrong}" if wrong else ""
             print(f"{target:8} {case.name:16} {case.label:46} {registers:>9}  {spills}{note}")

@@ -8,7 +8,10 @@ the terms of a log-density cancel to less than float32 holds. No gradients.
 from __future__ import annotations
 
 import struct
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import wraps
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 import torch
@@ -228,6 +231,30 @@ def beta_form_kernel(
 # ---- calls -----------------------------------------------------------------------------------------------------------
 
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def beside_its_tensors(function: Callable[P, R]) -> Callable[P, R]:
+    """Launches on the card of the first tensor among the arguments, whichever card is the current one."""
+
+    @wraps(function)
+    def call(*args: P.args, **options: P.kwargs) -> R:
+        tensors = (x for x in args if isinstance(x, torch.Tensor))
+        device = next((x.device for x in tensors if x.device.type == "cuda"), None)
+        here: AbstractContextManager[Any] = nullcontext() if device is None else torch.cuda.device(device)
+        with here:
+            return function(*args, **options)
+
+    return call
+
+
+def real(x: torch.Tensor) -> torch.Tensor:
+    """x as contiguous float32 or float64; another type is widened to float64."""
+    x = x.detach()
+    return (x if x.dtype in (torch.float32, torch.float64) else x.double()).contiguous()
+
+
 class Parameters(NamedTuple):
     """The numbers of a form as a kernel takes them."""
 
@@ -273,8 +300,7 @@ def pass_rates_tensor(p: torch.Tensor) -> torch.Tensor:
     """Pass rates as contiguous float32 or float64 [M]."""
     if p.ndim != 1:
         raise ValueError(f"pass_rates has shape {tuple(p.shape)}, not [prompts]")
-    p = p.detach()
-    return (p if p.dtype in (torch.float32, torch.float64) else p.double()).contiguous()
+    return real(p)
 
 
 def _same_length(name: str, x: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
@@ -285,6 +311,7 @@ def _same_length(name: str, x: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
     return x.contiguous()
 
 
+@beside_its_tensors
 def log_density(p: torch.Tensor, alpha: Any, beta: Any) -> torch.Tensor:
     """(α-1) ln p + (β-1) ln(1-p) - ln B(α, β): the Beta log-density (2602.03048 eq. 5).
 
@@ -306,6 +333,7 @@ def log_density(p: torch.Tensor, alpha: Any, beta: Any) -> torch.Tensor:
     return out
 
 
+@beside_its_tensors
 def saturation(p: torch.Tensor, form: Form, budgets: torch.Tensor) -> torch.Tensor:
     """s(B, p) of the form's saturation, [M], like p."""
     p = pass_rates_tensor(p)
@@ -320,6 +348,7 @@ def saturation(p: torch.Tensor, form: Form, budgets: torch.Tensor) -> torch.Tens
     return out
 
 
+@beside_its_tensors
 def _gains(p: torch.Tensor, form: Form, budgets: torch.Tensor, logs: bool, plain: bool) -> tuple[torch.Tensor, ...]:
     p = pass_rates_tensor(p)
     budgets = _same_length("budgets", budgets, p)
@@ -349,6 +378,7 @@ def log_gains_and_gains(p: torch.Tensor, form: Form, budgets: torch.Tensor) -> t
     return log_out, out
 
 
+@beside_its_tensors
 def capability_form(alpha: Any, beta: Any, tau: Any, like: torch.Tensor) -> Form:
     """The form of CapabilityValue(α, β, τ) with its numbers on the card: each one number, or one a prompt of `like`."""
     given = [on_device(x, like) for x in (alpha, beta, tau)]

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from coba_core.kernels.triton_elementary import exp, log_beta
-from coba_core.kernels.triton_gains import bits
+from coba_core.kernels.triton_gains import beside_its_tensors, bits, real
 from coba_core.schedules import CapabilitySchedule
 
 NAN = tl.constexpr(float("nan"))
@@ -355,21 +355,24 @@ def capability_kernel(
 # ---- calls -----------------------------------------------------------------------------------------------------------
 
 
+@beside_its_tensors
 def repeat_index(budgets: torch.Tensor, total: int) -> torch.Tensor:
     """[0]*B₀ + [1]*B₁ + ..., int64 [total]. total must be the sum of the budgets; it is not checked."""
-    ends = torch.cumsum(budgets.to(torch.int64), 0)
+    ends = torch.cumsum(budgets.to(torch.int64), 0).contiguous()
     rows = torch.empty(total, dtype=torch.int64, device=budgets.device)
     if total and budgets.numel():
         repeat_kernel[(triton.cdiv(total, 1024),)](ends, rows, budgets.numel(), total, BLOCK=1024)
     return rows
 
 
+@beside_its_tensors
 def group_advantages(rewards: torch.Tensor, rows: torch.Tensor, scale: str, eps: float) -> torch.Tensor:
     """Advantages by group id, [R], in the rewards' floating dtype: see :func:`coba_core.group_advantages`."""
     dtype = rewards.dtype if rewards.dtype.is_floating_point else torch.float32
-    reward = rewards.detach()
-    reward = (reward if reward.dtype in (torch.float32, torch.float64) else reward.double()).contiguous()
+    reward = real(rewards)
     wide = torch.empty_like(reward)
+    if not reward.numel():
+        return wide.to(dtype)
     sorted_rows, order = torch.sort(rows, stable=True)
     spread = reward
     if scale == "batch":
@@ -387,6 +390,7 @@ def group_advantages(rewards: torch.Tensor, rows: torch.Tensor, scale: str, eps:
     return wide.to(dtype)
 
 
+@beside_its_tensors
 def group_statistics(
     rewards: torch.Tensor, rows: torch.Tensor, groups: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -399,12 +403,13 @@ def group_statistics(
     sorted_rows, order = torch.sort(rows, stable=True)
     if groups:
         statistics_kernel[(groups,)](
-            rewards.detach().contiguous(), sorted_rows, order, counts, means, deviations, rewards.numel(),
+            real(rewards), sorted_rows, order, counts, means, deviations, rewards.numel(),
             BLOCK=GROUP_BLOCK, num_warps=1,
         )  # fmt: skip
     return counts, means, deviations
 
 
+@beside_its_tensors
 def success_counts(
     rewards: torch.Tensor, rows: torch.Tensor, prompts: int, threshold: float, fractional: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -414,12 +419,13 @@ def success_counts(
     sorted_rows, order = torch.sort(rows, stable=True)
     if prompts:
         successes_kernel[(prompts,)](
-            rewards.detach().contiguous(), sorted_rows, order, successes, counts, rewards.numel(), bits(threshold),
+            real(rewards), sorted_rows, order, successes, counts, rewards.numel(), bits(threshold),
             FRACTIONAL=fractional, BLOCK=GROUP_BLOCK, num_warps=1,
         )  # fmt: skip
     return successes, counts
 
 
+@beside_its_tensors
 def history_update(
     keys: torch.Tensor,
     successes: torch.Tensor,
@@ -449,6 +455,7 @@ def history_update(
     seen += first_visit.sum()
 
 
+@beside_its_tensors
 def history_rates(
     keys: torch.Tensor,
     kept_successes: torch.Tensor,
@@ -467,6 +474,7 @@ def history_rates(
     return estimates, raw
 
 
+@beside_its_tensors
 def observe_failure_rate(
     successes: torch.Tensor, counts: torch.Tensor, failures: torch.Tensor, updates: torch.Tensor
 ) -> None:
@@ -476,6 +484,7 @@ def observe_failure_rate(
     )
 
 
+@beside_its_tensors
 def capability_numbers(
     failures: torch.Tensor,
     updates: torch.Tensor,

@@ -22,7 +22,14 @@ import triton.language as tl
 from coba_core.kernels import numpy_backend as reference
 from coba_core.kernels.numpy_backend import Form
 from coba_core.kernels.triton_elementary import number, ordinal
-from coba_core.kernels.triton_gains import coefficients, form_parameters, log_gain, parameter, pass_rates_tensor
+from coba_core.kernels.triton_gains import (
+    beside_its_tensors,
+    coefficients,
+    form_parameters,
+    log_gain,
+    parameter,
+    pass_rates_tensor,
+)
 
 EXPONENTIAL = tl.constexpr(reference.EXPONENTIAL)
 FIRST_SUCCESS = tl.constexpr(reference.FIRST_SUCCESS)
@@ -669,6 +676,7 @@ def level_rounds(low: int, high: int) -> int:
     return rounds
 
 
+@beside_its_tensors
 def threshold(
     p: torch.Tensor,
     source: Form,

@@ -298,6 +298,18 @@ def test_parameters_on_the_card_and_by_prompt(device: Any) -> None:
         assert triton_backend.threshold(tensor(p, device), form, 2, 128, 4000).tolist() == expected.tolist()
 
 
+def test_value_of_the_batch_itself(device: Any) -> None:
+    """What allocate() does with no value: the published capability value at the batch's failure rate."""
+    random = np.random.default_rng(13)
+    for p in (random.beta(1.0, 4.0, 200), random.beta(4.0, 1.0, 77), np.full(3, 0.5)):
+        form = triton_backend.batch_form(tensor(p, device), CapabilitySchedule(), 5.0)
+        host = CapabilityValue(*CapabilitySchedule().at(1.0 - float(p.mean()))).form
+        for found, expected in zip(form[1:], host[1:], strict=True):
+            assert found.item() == pytest.approx(expected, rel=1e-13)
+        budgets = triton_backend.threshold(tensor(p, device), form, 2, 128, 9 * len(p))
+        assert budgets.tolist() == coba_core.allocate(p, 9 * len(p)).tolist()
+
+
 def test_what_is_no_pass_rate_gains_nothing(device: Any) -> None:
     value = CapabilityValue(2.0, 2.0)
     found = triton_backend.threshold(tensor([0.5, math.nan, -1.0, 0.5, 2.0], device), value.form, 2, 16, 20)
