@@ -43,7 +43,7 @@ types: $(VENV)/ready
 	cd build/types && $(abspath $(BIN))/mypy --config-file ../../pyproject.toml --cache-dir ../../.mypy_cache
 
 doctest: $(VENV)/ready
-	$(PYTEST) -q --doctest-modules coba_core
+	$(PYTEST) -q --doctest-modules --doctest-glob='*.md' coba_core README.md docs
 
 pytest: $(VENV)/ready
 	$(PYTEST) -q --ignore-glob='tests/kernels/test_triton*'

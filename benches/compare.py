@@ -1,7 +1,7 @@
 """`make bench-compare BASE=<revision>`: this tree's kernels against another revision's, built side by side.
 
 Both are timed in turn, in fresh processes, so that a drift of the machine falls on both; the ratio is taken pair by
-pair. Where valgrind is there, callgrind counts instructions, which repeat to the digit (AVX2 code: it knows no AVX-512).
+pair. Where valgrind is there, callgrind counts instructions, which hardly vary (AVX2 code: it knows no AVX-512).
 """
 
 from __future__ import annotations
@@ -48,9 +48,8 @@ print(np.median(times))
 
 def run(tree: Path, case: str, repeats: int, *before: str, **environment: str) -> subprocess.CompletedProcess[str]:
     command = [*before, sys.executable, "-c", PROGRAM, case, str(repeats)]
-    return subprocess.run(
-        command, cwd=tree, env={**os.environ, "PYTHONPATH": str(tree), **environment}, capture_output=True, text=True, check=True
-    )
+    variables = {**os.environ, "PYTHONPATH": str(tree), **environment}
+    return subprocess.run(command, cwd=tree, env=variables, capture_output=True, text=True, check=True)
 
 
 def instructions(tree: Path, case: str) -> int:
@@ -58,7 +57,8 @@ def instructions(tree: Path, case: str) -> int:
     counts = []
     for repeats in (1, 31 if "100000" in case else 501):
         valgrind = ("valgrind", "--tool=callgrind", "--callgrind-out-file=/dev/null")
-        done = run(tree, case, repeats, *valgrind, COBA_CORE_CPU="avx2", OPENBLAS_CORETYPE="Haswell", PYTHONHASHSEED="0")
+        variables = {"COBA_CORE_CPU": "avx2", "OPENBLAS_CORETYPE": "Haswell", "PYTHONHASHSEED": "0"}
+        done = run(tree, case, repeats, *valgrind, **variables)
         counts.append(int(re.findall(r"Collected : (\d+)", done.stderr)[0]))
     return counts[1] - counts[0]
 

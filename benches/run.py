@@ -75,7 +75,8 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 
 def peak(*arguments: str) -> int:
     """Peak memory of a process in bytes."""
-    done = subprocess.run([sys.executable, "-c", MEMORY, *arguments], capture_output=True, text=True, check=True, cwd=ROOT)
+    command = [sys.executable, "-c", MEMORY, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
     return int(done.stdout) * (1 if platform.system() == "Darwin" else 1024)
 
 
@@ -205,7 +206,8 @@ def main() -> None:
     text = table(rows, record, extras)
     draw(rows, "size", "prompts", stem.with_name(stem.name + "-prompts.png"))
     draw(rows, "total", "total", stem.with_name(stem.name + "-total.png"))
-    for suffix, content in ((".md", text), (".json", json.dumps({"machine": record["machine_info"], "rows": rows, **extras}, indent=1))):
+    facts = json.dumps({"machine": record["machine_info"], "rows": rows, **extras}, indent=1)
+    for suffix, content in ((".md", text), (".json", facts)):
         temporary = stem.with_name(stem.name + suffix + ".partial")
         temporary.write_text(content)
         temporary.replace(stem.with_name(stem.name + suffix))

@@ -1,12 +1,13 @@
 """Run by `make wheel` in an environment that holds the wheel and NumPy alone."""
 
+import importlib
 import sys
 from pathlib import Path
 
 import coba_core
 import coba_core.kernels
-import coba_core.integrations  # noqa: F401
 
+importlib.import_module("coba_core.integrations")
 here = Path(coba_core.__file__)
 assert "site-packages" in here.parts, f"not the wheel: {here}"
 assert (here.parent / "py.typed").is_file(), "py.typed is missing"

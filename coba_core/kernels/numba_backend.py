@@ -428,7 +428,15 @@ def _newton_of(saturation: int) -> Any:
 
     @_njit
     def settle(
-        a: Floats, k: Floats, d: Floats, inverse: Floats, low: int, high: int, theta: float, budgets: Ints, gains: Floats
+        a: Floats,
+        k: Floats,
+        d: Floats,
+        inverse: Floats,
+        low: int,
+        high: int,
+        theta: float,
+        budgets: Ints,
+        gains: Floats,
     ) -> tuple[int, float]:
         least, most = float(low), float(high)
         units, wrong = 0, 0
