@@ -70,7 +70,19 @@ def build_model(warmup: Warmup) -> transformers.Qwen2ForCausalLM:
 
 
 def warm_up(warmup: Warmup, *, progress: bool = True) -> transformers.Qwen2ForCausalLM:
-    """Train the embedded model: a fixed number of steps, so that a seed gives the same weights every time."""
+    """Train the embedded model: a fixed number of steps on one thread, so that a seed gives the same weights.
+
+    More threads would gain little on sums this small, and lose much where other programs compete for the cores.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return _warm_up(warmup, progress)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _warm_up(warmup: Warmup, progress: bool) -> transformers.Qwen2ForCausalLM:
     model = build_model(warmup)
     rng = np.random.default_rng(warmup.seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=warmup.lr, betas=(0.9, 0.98), weight_decay=0.01)
