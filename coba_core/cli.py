@@ -137,6 +137,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     try:
         return int(arguments.run(arguments))
+    except KeyboardInterrupt:
+        return 130
     except (ValueError, OSError) as error:
         print(f"coba-core {arguments.command}: error: {error}", file=sys.stderr)
         return 2

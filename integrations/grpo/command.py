@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import sys
 
 from .config import TrainConfig, load_config
 
@@ -84,6 +85,10 @@ def run_compare(arguments: argparse.Namespace) -> int:
     output = Path(config.output) if config.output != TrainConfig.output else Path("out/compare")
     methods = arguments.method or ["uniform", "coba", "knapsack"]
     options = {"seeds": arguments.seeds, "jobs": arguments.jobs, "progress": not arguments.quiet}
-    print(compare(config, methods, output=output, **options))
+    try:
+        print(compare(config, methods, output=output, **options))
+    except KeyboardInterrupt:
+        print(f"\ninterrupted; the same command goes on from what is in {output}", file=sys.stderr)
+        return 130
     print(f"written to {output}: table.md, picture.png, runs/")
     return 0

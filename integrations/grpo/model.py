@@ -116,9 +116,9 @@ def load_policy(config: TrainConfig, *, progress: bool = True, weights: Path | N
     if weights is not None and config.lora is None:
         source = weights
         arguments.pop("gguf_file", None)  # a checkpoint is in the plain layout
-    gguf = {key: arguments[key] for key in ("gguf_file", "revision") if key in arguments}
+    shared = {k: arguments[k] for k in ("gguf_file", "revision", "trust_remote_code") if k in arguments}
     with without_bars():
-        tokenizer = transformers.AutoTokenizer.from_pretrained(source, padding_side="left", **gguf)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(source, padding_side="left", **shared)
         model: Any = transformers.AutoModelForCausalLM.from_pretrained(source, dtype=DTYPES[config.dtype], **arguments)
     if tokenizer.eos_token_id is None:
         raise ValueError(f"policy: the tokenizer of {config.policy!r} has no end-of-sequence token")

@@ -183,6 +183,8 @@ def train(
                 bar.set_postfix_str(_postfix(metrics, scores))
                 if config.checkpoint_every and trainer.done % config.checkpoint_every == 0 and not trainer.finished:
                     trainer.save(folder / "checkpoints")
+            if trainer.finished and not scores:  # a finished run taken up again
+                scores = measure()
             saved_to = trainer.save(folder / "checkpoints")
     finally:
         bar.close()
