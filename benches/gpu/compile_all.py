@@ -112,10 +112,14 @@ def cases() -> Iterator[Case]:
                 SATURATION=number, POINTS=POINTS, BLOCK=block, FIRST=first,
             )  # fmt: skip
         yield case(
-            cut.settle_kernel, saturation, "*fp64 *i64 *i64 *i64 *i32 i32 i32 i32 i32 i32 i32 i32", exact,
+            cut.close_kernel, saturation, "*fp64 *i64 *i64 *i32 i32 i32 i32 i32 i32 i32", exact,
             SATURATION=number, POINTS=POINTS, BLOCK=block,
         )  # fmt: skip
-    yield case(cut.reset_kernel, "", "*i64 *i64 i32", STEPS=STEPS, POINTS=POINTS, BLOCK=1024)
+        yield case(
+            cut.settle_kernel, saturation, "*fp64 *i64 *i64 i32 i32 i32 i32 i32 i32 i32", exact,
+            SATURATION=number, BLOCK=block,
+        )  # fmt: skip
+    yield case(cut.reset_kernel, "", "*i64 *i64 i32", STEPS=STEPS, POINTS=POINTS, BLOCK=512)
     tile: dict[str, Any] = {"POINTS": POINTS, "BLOCK": cut.BLOCK}
     yield case(cut.level_kernel, "", "*fp64 *i64 *i64 *i64 i32 i32 i32 i32 i32 i32 i32", exact, **tile)
     yield case(cut.waiting_kernel, "", "*fp64 *i64 *i64 *i64 *i64 i32 i32 i32 i32 i32 i32 i32", exact, **tile)
@@ -182,7 +186,7 @@ def constants(case: Case) -> list[float]:
         found += [reference.LN2_HIGH, reference.LN2_LOW, *(getattr(reference, f"L{i}") for i in range(1, 8))]
         if case.label.startswith("exponential"):
             found += reference.SERIES
-    if case.name in ("threshold", "step") and case.label.startswith("mixed_group"):
+    if case.name in ("threshold", "step", "close") and case.label.startswith("mixed_group"):
         found += [reference.LOG2_E, *reference.EXP]
     return found
 

@@ -7,7 +7,7 @@ computes, a card computes.
 A Python number beside a float64 tensor becomes a float64 constant; one that stands alone, or in `tl.where`, would
 become a float32. So constants that float32 cannot hold stand only in arithmetic with a tensor.
 """
-# mypy: disable-error-code="no-untyped-def,no-untyped-call,misc"
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 Pass rates and results are float32 or float64 tensors [M]; the arithmetic is float64 for both, since at α, β of 1,000
 the terms of a log-density cancel to less than float32 holds. No gradients.
 """
-# mypy: disable-error-code="no-untyped-def,no-untyped-call,misc"
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
 
 from __future__ import annotations
 

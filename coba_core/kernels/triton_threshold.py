@@ -1,15 +1,11 @@
 """Exact threshold allocation on a card: one launch of one program, or a fixed number of launches. Nothing on the host.
 
-The cut θ* is sought between `up`, where at most `total` units have a larger gain, and `down`, where more have. Both are
-places of float64 numbers in their order, so a bracket of neighbours ends the search. A step counts the units above
-POINTS places inside the bracket at once: half of them cut it into equal parts (which bounds the number of steps), the
-others lie close around a linear interpolation (which makes the steps few). A step also learns the gains next to each
-place, and draws the bracket in to gains that exist: with few distinct gains it closes at once.
-
-Then every unit with a gain above θ* is given, and those that equal it in the canonical order: prompts are filled to one
-level, the rest by index.
+Up to ONE_PROGRAM prompts one program does everything. Above, the parts of triton_cut.py are launches of up to PROGRAMS
+programs, a consecutive share of the prompts each, and the search's state lies in memory: a program finds the bracket by
+narrowing the one before with its counts, which costs no launch of its own, and returns if it is closed. After STEPS
+steps one program goes on by itself, so that the number of launches is fixed and small, and the end certain.
 """
-# mypy: disable-error-code="no-untyped-def,no-untyped-call,misc"
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
 
 from __future__ import annotations
 
@@ -21,143 +17,35 @@ import triton.language as tl
 
 from coba_core.kernels import numpy_backend as reference
 from coba_core.kernels.numpy_backend import Form
-from coba_core.kernels.triton_elementary import number, ordinal
-from coba_core.kernels.triton_gains import (
-    beside_its_tensors,
-    coefficients,
-    form_parameters,
-    log_gain,
-    parameter,
-    pass_rates_tensor,
+from coba_core.kernels.triton_cut import (
+    count_rows,
+    is_open,
+    level_rows,
+    narrow,
+    narrow_level,
+    places,
+    prepare_rows,
+    settle_rows,
+    share_rows,
+    trial_levels,
+    waiting_rows,
 )
+from coba_core.kernels.triton_elementary import number, ordinal
+from coba_core.kernels.triton_gains import beside_its_tensors, form_parameters, pass_rates_tensor
 
-EXPONENTIAL = tl.constexpr(reference.EXPONENTIAL)
-FIRST_SUCCESS = tl.constexpr(reference.FIRST_SUCCESS)
-MIXED_GROUP = tl.constexpr(reference.MIXED_GROUP)
 LOWEST = tl.constexpr(-(2**63))
 HIGHEST = tl.constexpr(2**63 - 1)
-INFINITY = tl.constexpr(float("inf"))
-BIGGEST = tl.constexpr(1e300)
 
 BLOCK = 256  # prompts a tile
 POINTS = 8  # places a step
 WARPS = 8
 ONE_PROGRAM = 65_536  # prompts, at most, of the single launch
-PROGRAMS = 1024  # at most, of the others; the last step scans their counts in one tile
+PROGRAMS = 1024  # at most, of the others; the last launch scans their counts in one tile
+STEPS = 12  # launches of the search; random pass rates need 3 to 5
 
-# A bracket holds 2^64 places at most. A step leaves a quarter and 4 of them, at most: 35 steps leave two neighbours.
-STEPS = 37
-# Slots of a step's bracket, and of its counts: POINTS sums, POINTS next gains, POINTS last gains.
+# What a bracket holds in memory. Counts of a step: POINTS sums, POINTS next gains, POINTS last gains.
 UP, SUM_UP, DOWN, SUM_DOWN, BASE, TAKEN = (tl.constexpr(i) for i in range(6))
 BRACKET = tl.constexpr(8)
-
-
-# ---- counting --------------------------------------------------------------------------------------------------------
-
-
-@triton.jit
-def lift(theta, a, k, d, low, high, digits, SATURATION: tl.constexpr, STRICT: tl.constexpr):
-    """The budget from which gains are no longer above θ (STRICT), or no longer at least θ.
-
-    The `digits` binary digits of what it has above `low`, from the highest down.
-    """
-    x = tl.where(theta > a, low, low)  # broadcasts
-    digit = (digits.to(tl.int64) + 1022 << 52).to(tl.float64, bitcast=True)
-    for _ in range(0, digits):
-        trial = x + digit
-        digit = digit * 0.5
-        gain = log_gain(a, k, d, trial - 1.0, SATURATION)
-        if STRICT:
-            more = gain > theta
-        else:
-            more = gain >= theta
-        x = tl.where(more & (trial <= high), trial, x)
-    return x
-
-
-@triton.jit
-def budget_above(theta, a, k, d, low, high, digits, SATURATION: tl.constexpr):
-    """(budget, gain of the next unit, gain of the last one) at θ; float64, exact.
-
-    A line gives its budget in closed form; if rounding has put one beside the truth, its tile is counted anew.
-    """
-    if (SATURATION == EXPONENTIAL) | (SATURATION == FIRST_SUCCESS):
-        inverse = 1.0 / k
-        inverse = tl.where(inverse < BIGGEST, inverse, BIGGEST)
-        x = tl.ceil((a - theta) * inverse)
-        x = tl.where(x > low, x, low)
-        x = tl.where(x < high, x, high)
-        after = log_gain(a, k, d, x, SATURATION)
-        before = log_gain(a, k, d, x - 1.0, SATURATION)
-        wrong = ((after > theta) & (x < high)) | ((before <= theta) & (x > low))
-        if tl.max(tl.max(wrong.to(tl.int32), 1), 0) > 0:
-            x = lift(theta, a, k, d, low, high, digits, SATURATION, True)
-            after = log_gain(a, k, d, x, SATURATION)
-            before = log_gain(a, k, d, x - 1.0, SATURATION)
-    else:
-        x = lift(theta, a, k, d, low, high, digits, SATURATION, True)
-        after = log_gain(a, k, d, x, SATURATION)
-        before = log_gain(a, k, d, x - 1.0, SATURATION)
-    return x, after, before
-
-
-# ---- the bracket -----------------------------------------------------------------------------------------------------
-
-
-@triton.jit
-def is_open(up, sum_up, down, total):
-    """Whether the cut is not yet known."""
-    return (down + 1 < up) & (sum_up != total)
-
-
-@triton.jit
-def places(up, sum_up, down, sum_down, base, total, POINTS: tl.constexpr):
-    """Places strictly inside an open bracket, int64 [POINTS]."""
-    j = tl.arange(0, POINTS)
-    parts: tl.constexpr = POINTS // 2
-    width = (up // parts) - (down // parts)
-    step = tl.where(width > 1, width, 1)
-    cut = tl.where(j < parts - 1, j + 1, parts - 1).to(tl.int64)
-    even = down + cut * step
-    top = number(up)
-    bottom = number(down)
-    bottom = tl.where(bottom > base, bottom, base)
-    reach = top - bottom
-    share = (total - sum_up).to(tl.float64) / (sum_down - sum_up).to(tl.float64)
-    m = j - (parts - 1) - POINTS // 4
-    size = tl.where(m < 0, -m, m)
-    scale = ((1023 - 3 * (POINTS // 4 + 1 - size)).to(tl.int64) << 52).to(tl.float64, bitcast=True)  # powers of 1/8
-    scale = tl.where(m < 0, -scale, tl.where(m > 0, scale, 0.0))
-    guess = (top - reach * share) + reach * scale
-    near = ordinal(tl.where(guess == guess, guess, 0.0))
-    place = tl.where((j >= parts - 1) & (guess > -INFINITY) & (guess < INFINITY), near, even)
-    place = tl.where(place > down, place, down + 1)
-    return tl.where(place < up, place, up - 1)
-
-
-@triton.jit
-def narrow(up, sum_up, down, sum_down, total, place, units, after, before):
-    """The bracket after a step: places [POINTS], the units above each, and the gains next to each as places."""
-    few = units <= total
-    to_up = tl.min(tl.where(few, place, up), 0)
-    to_sum_up = tl.max(tl.where(few, units, sum_up), 0)
-    next_gain = tl.min(tl.where(few, after, up), 0)
-    to_down = tl.max(tl.where(few, down, place), 0)
-    to_sum_down = tl.min(tl.where(few, sum_down, units), 0)
-    last_gain = tl.max(tl.where(few, down + 1, before), 0)
-    # no gain lies between a place and the gain next to it
-    to_up = tl.where(next_gain < to_up, next_gain, to_up)
-    to_down = tl.where(last_gain - 1 > to_down, last_gain - 1, to_down)
-    return to_up, to_sum_up, to_down, to_sum_down
-
-
-@triton.jit
-def level_step(level, top):
-    """How far apart the levels of a step lie, so that POINTS of them reach from above `level` to `top`."""
-    return (top - level + POINTS_ - 1) // POINTS_
-
-
-POINTS_ = tl.constexpr(POINTS)
 
 
 # ---- one program -----------------------------------------------------------------------------------------------------
@@ -195,125 +83,48 @@ def threshold_kernel(
     total = total.to(tl.int64)
     least = low.to(tl.float64)
     most = high.to(tl.float64)
-    lane = tl.arange(0, BLOCK)
-
-    largest = tl.full([BLOCK], -INFINITY, tl.float64)
-    smallest = tl.full([BLOCK], INFINITY, tl.float64)
-    finite = tl.full([BLOCK], INFINITY, tl.float64)
-    for start in range(0, size, BLOCK):
-        at = start + lane
-        mask = at < size
-        p = tl.load(p_pointer + at, mask=mask, other=0.5).to(tl.float64)
-        a, k, d = coefficients(
-            p,
-            parameter(p_exponent, p_step, at, mask, DEVICE),
-            parameter(q_exponent, q_step, at, mask, DEVICE),
-            parameter(log_scale, scale_step, at, mask, DEVICE),
-            parameter(rate, rate_step, at, mask, DEVICE),
-            SATURATION,
-            STEEP,
-        )
-        tl.store(scratch + at, a, mask=mask)
-        tl.store(scratch + size + at, k, mask=mask)
-        if SATURATION == MIXED_GROUP:
-            tl.store(scratch + 2 * size + at, d, mask=mask)
-        first = log_gain(a, k, d, least, SATURATION)
-        last = log_gain(a, k, d, most - 1.0, SATURATION)
-        largest = tl.where(mask & (first > largest), first, largest)
-        smallest = tl.where(mask & (last < smallest), last, smallest)
-        finite = tl.where(mask & (last < finite) & (last > -INFINITY), last, finite)
+    begin = size * 0
+    largest, smallest, base = prepare_rows(
+        p_pointer, p_exponent, q_exponent, log_scale, rate, p_step, q_step, scale_step, rate_step,
+        scratch, size, begin, size, least, most, SATURATION, DEVICE, STEEP, BLOCK,
+    )  # fmt: skip
     tl.debug_barrier()
-    up = ordinal(tl.max(largest, 0))
-    down = ordinal(tl.min(smallest, 0)) - 1
-    base = tl.min(finite, 0)
+    up = ordinal(largest)
+    down = ordinal(smallest) - 1
     sum_up = size * low
     sum_down = size * high
-
     steps = tl.full([], 0, tl.int32)
     while is_open(up, sum_up, down, total):
         steps += 1
         place = places(up, sum_up, down, sum_down, base, total, POINTS)
-        theta = number(place)[:, None]
-        units = tl.zeros([POINTS, BLOCK], tl.float64)
-        after = tl.full([POINTS, BLOCK], -INFINITY, tl.float64)
-        before = tl.full([POINTS, BLOCK], INFINITY, tl.float64)
-        for start in range(0, size, BLOCK):
-            at = start + lane
-            mask = at < size
-            a = tl.load(scratch + at, mask=mask, other=-INFINITY)[None, :]
-            k = tl.load(scratch + size + at, mask=mask, other=0.0)[None, :]
-            d = k
-            if SATURATION == MIXED_GROUP:
-                d = tl.load(scratch + 2 * size + at, mask=mask, other=0.0)[None, :]
-            x, following, latest = budget_above(theta, a, k, d, least, most, digits, SATURATION)
-            inside = mask[None, :]
-            units += tl.where(inside, x, 0.0)
-            after = tl.where(inside & (x < most) & (following > after), following, after)
-            before = tl.where(inside & (x > least) & (latest < before), latest, before)
-        up, sum_up, down, sum_down = narrow(
-            up,
-            sum_up,
-            down,
-            sum_down,
-            total,
-            place,
-            tl.sum(units, 1).to(tl.int64),
-            ordinal(tl.max(after, 1)),
-            ordinal(tl.min(before, 1)),
+        units, after, before = count_rows(
+            place, scratch, size, begin, size, least, most, digits, SATURATION, POINTS, BLOCK
         )
+        up, sum_up, down, sum_down = narrow(up, sum_up, down, sum_down, total, place, units, after, before)
     tl.store(steps_out, steps)
-
-    theta = number(up)
-    for start in range(0, size, BLOCK):
-        at = start + lane
-        mask = at < size
-        a = tl.load(scratch + at, mask=mask, other=-INFINITY)
-        k = tl.load(scratch + size + at, mask=mask, other=0.0)
-        d = k
-        if SATURATION == MIXED_GROUP:
-            d = tl.load(scratch + 2 * size + at, mask=mask, other=0.0)
-        fewest = lift(theta, a, k, d, least, most, digits, SATURATION, True)
-        tl.store(budgets + at, fewest.to(tl.int64), mask=mask)
-        if sum_up != total:
-            ceiling = lift(theta, a, k, d, least, most, digits, SATURATION, False)
-            tl.store(scratch + 2 * size + at, ceiling, mask=mask)
-
-    if sum_up != total:
+    ties = sum_up != total
+    settle_rows(up, ties, scratch, budgets, size, begin, size, least, most, digits, SATURATION, BLOCK)
+    if ties:
         tl.debug_barrier()
         level = low.to(tl.int64)
         top = high.to(tl.int64)
         spare = total - sum_up
-        while level < top:  # the largest level that the total still pays for
-            step = level_step(level, top)
-            trial = level + (tl.arange(0, POINTS) + 1) * step
-            trial = tl.where(trial < top, trial, top)
-            units = tl.zeros([POINTS, BLOCK], tl.int64)
-            for start in range(0, size, BLOCK):
-                at = start + lane
-                mask = at < size
-                fewest = tl.load(budgets + at, mask=mask, other=0)[None, :]
-                ceiling = tl.load(scratch + 2 * size + at, mask=mask, other=0.0).to(tl.int64)[None, :]
-                x = tl.where(trial[:, None] < ceiling, trial[:, None], ceiling)
-                units += tl.where(x > fewest, x, fewest)
-            filled = tl.sum(units, 1)
-            spare = tl.min(tl.where(filled <= total, total - filled, spare), 0)
-            level = tl.max(tl.where(filled <= total, trial, level), 0)
-            top = tl.min(tl.where(filled <= total, top, trial - 1), 0)
-        for start in range(0, size, BLOCK):
-            at = start + lane
-            mask = at < size
-            fewest = tl.load(budgets + at, mask=mask, other=0)
-            ceiling = tl.load(scratch + 2 * size + at, mask=mask, other=0.0).to(tl.int64)
-            x = tl.where(level < ceiling, level, ceiling)
-            x = tl.where(x > fewest, x, fewest)
-            waiting = (mask & (x == level) & (x < ceiling)).to(tl.int64)
-            turn = tl.cumsum(waiting, 0)
-            x += tl.where(turn <= spare, waiting, 0)
-            spare -= tl.sum(waiting, 0)
-            tl.store(budgets + at, x, mask=mask)
+        while level < top:
+            trial = trial_levels(level, top, POINTS)
+            filled = level_rows(trial, scratch, budgets, size, begin, size, POINTS, BLOCK)
+            level, top, spare = narrow_level(level, top, spare, total, trial, filled)
+        share_rows(level, spare, scratch, budgets, size, begin, size, BLOCK)
 
 
 # ---- many programs ---------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def own_rows(size, chunk):
+    """(begin, end) of the prompts of this program."""
+    begin = tl.program_id(0).to(tl.int64) * chunk
+    end = begin + chunk
+    return begin, tl.where(end < size, end, size)
 
 
 @triton.jit
@@ -330,28 +141,6 @@ def bracket_at(state, step):
 
 
 @triton.jit
-def bracket_after(state, counts, step, total, POINTS: tl.constexpr):
-    """The bracket that every program finds at the start of `step` > 0: the one before, narrowed by its counts."""
-    up, sum_up, down, sum_down, base, taken = bracket_at(state, step - 1)
-    if is_open(up, sum_up, down, total):
-        place = places(up, sum_up, down, sum_down, base, total, POINTS)
-        slot = counts + (step - 1) * 3 * POINTS + tl.arange(0, POINTS)
-        up, sum_up, down, sum_down = narrow(
-            up,
-            sum_up,
-            down,
-            sum_down,
-            total,
-            place,
-            tl.load(slot),
-            tl.load(slot + POINTS),
-            tl.load(slot + 2 * POINTS),
-        )
-        taken += 1
-    return up, sum_up, down, sum_down, base, taken
-
-
-@triton.jit
 def store_bracket(state, step, up, sum_up, down, sum_down, base, taken):
     slot = state + step * BRACKET
     tl.store(slot + UP, up)
@@ -362,13 +151,26 @@ def store_bracket(state, step, up, sum_up, down, sum_down, base, taken):
     tl.store(slot + TAKEN, taken)
 
 
+@triton.jit
+def bracket_after(state, counts, step, total, POINTS: tl.constexpr):
+    """The bracket that every program finds at the start of `step` > 1: the one before, narrowed by its counts."""
+    up, sum_up, down, sum_down, base, taken = bracket_at(state, step - 1)
+    if is_open(up, sum_up, down, total):
+        place = places(up, sum_up, down, sum_down, base, total, POINTS)
+        slot = counts + (step - 1) * 3 * POINTS + tl.arange(0, POINTS)
+        units, after, before = tl.load(slot), tl.load(slot + POINTS), tl.load(slot + 2 * POINTS)
+        up, sum_up, down, sum_down = narrow(up, sum_up, down, sum_down, total, place, units, after, before)
+        taken += 1
+    return up, sum_up, down, sum_down, base, taken
+
+
 @triton.jit(do_not_specialize=["level_size"])
 def reset_kernel(counts, levels, level_size, STEPS: tl.constexpr, POINTS: tl.constexpr, BLOCK: tl.constexpr):
-    """Counts before anything is counted: [STEPS, 3, POINTS] and, of the levels, [level_size]."""
+    """Counts before anything is counted: [STEPS + 1, 3, POINTS] and, of the levels, [level_size]."""
     at = tl.arange(0, BLOCK)
     kind = (at // POINTS) % 3
     start = tl.where(kind == 0, 0, tl.where(kind == 1, LOWEST, HIGHEST))
-    tl.store(counts + at, start, mask=at < STEPS * 3 * POINTS)
+    tl.store(counts + at, start, mask=at < (STEPS + 1) * 3 * POINTS)
     tl.store(levels + at, start * 0, mask=at < level_size)
 
 
@@ -397,37 +199,14 @@ def prepare_kernel(
 ):
     """Coefficients into scratch; the largest and the smallest gains, as places, into the counts of step 0."""
     size = size.to(tl.int64)
-    least = low.to(tl.float64)
-    most = high.to(tl.float64)
-    largest = tl.full([BLOCK], -INFINITY, tl.float64)
-    smallest = tl.full([BLOCK], INFINITY, tl.float64)
-    finite = tl.full([BLOCK], INFINITY, tl.float64)
-    begin = tl.program_id(0).to(tl.int64) * chunk
-    for start in range(0, chunk, BLOCK):
-        at = begin + start + tl.arange(0, BLOCK)
-        mask = at < size
-        p = tl.load(p_pointer + at, mask=mask, other=0.5).to(tl.float64)
-        a, k, d = coefficients(
-            p,
-            parameter(p_exponent, p_step, at, mask, DEVICE),
-            parameter(q_exponent, q_step, at, mask, DEVICE),
-            parameter(log_scale, scale_step, at, mask, DEVICE),
-            parameter(rate, rate_step, at, mask, DEVICE),
-            SATURATION,
-            STEEP,
-        )
-        tl.store(scratch + at, a, mask=mask)
-        tl.store(scratch + size + at, k, mask=mask)
-        if SATURATION == MIXED_GROUP:
-            tl.store(scratch + 2 * size + at, d, mask=mask)
-        first = log_gain(a, k, d, least, SATURATION)
-        last = log_gain(a, k, d, most - 1.0, SATURATION)
-        largest = tl.where(mask & (first > largest), first, largest)
-        smallest = tl.where(mask & (last < smallest), last, smallest)
-        finite = tl.where(mask & (last < finite) & (last > -INFINITY), last, finite)
-    tl.atomic_max(counts + POINTS, ordinal(tl.max(largest, 0)))
-    tl.atomic_min(counts + 2 * POINTS, ordinal(tl.min(smallest, 0)))
-    tl.atomic_min(counts + 2 * POINTS + 1, ordinal(tl.min(finite, 0)))
+    begin, end = own_rows(size, chunk)
+    largest, smallest, finite = prepare_rows(
+        p_pointer, p_exponent, q_exponent, log_scale, rate, p_step, q_step, scale_step, rate_step,
+        scratch, size, begin, end, low.to(tl.float64), high.to(tl.float64), SATURATION, DEVICE, STEEP, BLOCK,
+    )  # fmt: skip
+    tl.atomic_max(counts + POINTS, ordinal(largest))
+    tl.atomic_min(counts + 2 * POINTS, ordinal(smallest))
+    tl.atomic_min(counts + 2 * POINTS + 1, ordinal(finite))
 
 
 @triton.jit(do_not_specialize=["size", "low", "high", "total", "digits", "chunk", "step"])
@@ -447,11 +226,9 @@ def step_kernel(
     BLOCK: tl.constexpr,
     FIRST: tl.constexpr,
 ):
-    """Step number `step` >= 1: finds the bracket, stores it, and counts at its places. Nothing to do: returns."""
+    """Step number `step`, from 1: finds the bracket, stores it, and counts at its places. Closed: returns."""
     size = size.to(tl.int64)
     total = total.to(tl.int64)
-    least = low.to(tl.float64)
-    most = high.to(tl.float64)
     if FIRST:
         up = tl.load(counts + POINTS)
         down = tl.load(counts + 2 * POINTS) - 1
@@ -464,37 +241,54 @@ def step_kernel(
     if tl.program_id(0) == 0:
         store_bracket(state, step, up, sum_up, down, sum_down, base, taken)
     if is_open(up, sum_up, down, total):
-        theta = number(places(up, sum_up, down, sum_down, base, total, POINTS))[:, None]
-        units = tl.zeros([POINTS, BLOCK], tl.float64)
-        after = tl.full([POINTS, BLOCK], -INFINITY, tl.float64)
-        before = tl.full([POINTS, BLOCK], INFINITY, tl.float64)
-        begin = tl.program_id(0).to(tl.int64) * chunk
-        for start in range(0, chunk, BLOCK):
-            at = begin + start + tl.arange(0, BLOCK)
-            mask = at < size
-            a = tl.load(scratch + at, mask=mask, other=-INFINITY)[None, :]
-            k = tl.load(scratch + size + at, mask=mask, other=0.0)[None, :]
-            d = k
-            if SATURATION == MIXED_GROUP:
-                d = tl.load(scratch + 2 * size + at, mask=mask, other=0.0)[None, :]
-            x, following, latest = budget_above(theta, a, k, d, least, most, digits, SATURATION)
-            inside = mask[None, :]
-            units += tl.where(inside, x, 0.0)
-            after = tl.where(inside & (x < most) & (following > after), following, after)
-            before = tl.where(inside & (x > least) & (latest < before), latest, before)
+        place = places(up, sum_up, down, sum_down, base, total, POINTS)
+        begin, end = own_rows(size, chunk)
+        units, after, before = count_rows(
+            place, scratch, size, begin, end, low.to(tl.float64), high.to(tl.float64), digits, SATURATION, POINTS, BLOCK
+        )
         slot = counts + step * 3 * POINTS + tl.arange(0, POINTS)
-        tl.atomic_add(slot, tl.sum(units, 1).to(tl.int64))
-        tl.atomic_max(slot + POINTS, ordinal(tl.max(after, 1)))
-        tl.atomic_min(slot + 2 * POINTS, ordinal(tl.min(before, 1)))
+        tl.atomic_add(slot, units)
+        tl.atomic_max(slot + POINTS, after)
+        tl.atomic_min(slot + 2 * POINTS, before)
+
+
+@triton.jit(do_not_specialize=["size", "low", "high", "total", "digits", "step"])
+def close_kernel(
+    scratch,
+    state,
+    counts,
+    steps_out,
+    size,
+    low,
+    high,
+    total,
+    digits,
+    step,
+    SATURATION: tl.constexpr,
+    POINTS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """One program: stores the bracket at `step`, after closing it if it is still open."""
+    size = size.to(tl.int64)
+    total = total.to(tl.int64)
+    up, sum_up, down, sum_down, base, taken = bracket_after(state, counts, step, total, POINTS)
+    while is_open(up, sum_up, down, total):
+        taken += 1
+        place = places(up, sum_up, down, sum_down, base, total, POINTS)
+        units, after, before = count_rows(
+            place, scratch, size, size * 0, size, low.to(tl.float64), high.to(tl.float64), digits,
+            SATURATION, POINTS, BLOCK,
+        )  # fmt: skip
+        up, sum_up, down, sum_down = narrow(up, sum_up, down, sum_down, total, place, units, after, before)
+    store_bracket(state, step, up, sum_up, down, sum_down, base, taken)
+    tl.store(steps_out, taken.to(tl.int32))
 
 
 @triton.jit(do_not_specialize=["size", "low", "high", "total", "digits", "chunk", "step"])
 def settle_kernel(
     scratch,
     state,
-    counts,
     budgets,
-    steps_out,
     size,
     low,
     high,
@@ -503,33 +297,16 @@ def settle_kernel(
     chunk,
     step,
     SATURATION: tl.constexpr,
-    POINTS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Budgets with every unit above the cut; with ties, the budgets with those too, into scratch."""
+    """Budgets with every unit above the cut; if there are ties, those with the units at the cut into scratch."""
     size = size.to(tl.int64)
-    total = total.to(tl.int64)
-    least = low.to(tl.float64)
-    most = high.to(tl.float64)
-    up, sum_up, down, sum_down, base, taken = bracket_after(state, counts, step, total, POINTS)
-    if tl.program_id(0) == 0:
-        store_bracket(state, step, up, sum_up, down, sum_down, base, taken)
-        tl.store(steps_out, taken.to(tl.int32))
-    theta = number(up)
-    begin = tl.program_id(0).to(tl.int64) * chunk
-    for start in range(0, chunk, BLOCK):
-        at = begin + start + tl.arange(0, BLOCK)
-        mask = at < size
-        a = tl.load(scratch + at, mask=mask, other=-INFINITY)
-        k = tl.load(scratch + size + at, mask=mask, other=0.0)
-        d = k
-        if SATURATION == MIXED_GROUP:
-            d = tl.load(scratch + 2 * size + at, mask=mask, other=0.0)
-        fewest = lift(theta, a, k, d, least, most, digits, SATURATION, True)
-        tl.store(budgets + at, fewest.to(tl.int64), mask=mask)
-        if sum_up != total:
-            ceiling = lift(theta, a, k, d, least, most, digits, SATURATION, False)
-            tl.store(scratch + 2 * size + at, ceiling, mask=mask)
+    ties = tl.load(state + step * BRACKET + SUM_UP) != total
+    begin, end = own_rows(size, chunk)
+    settle_rows(
+        tl.load(state + step * BRACKET + UP), ties, scratch, budgets, size, begin, end,
+        low.to(tl.float64), high.to(tl.float64), digits, SATURATION, BLOCK,
+    )  # fmt: skip
 
 
 @triton.jit
@@ -539,15 +316,11 @@ def level_after(state, levels, step, rounds, low, high, total, POINTS: tl.conste
     top = high.to(tl.int64)
     spare = total - tl.load(state + step * BRACKET + SUM_UP)
     for i in range(0, rounds):
-        trial = level + (tl.arange(0, POINTS) + 1) * level_step(level, top)
-        trial = tl.where(trial < top, trial, top)
-        filled = tl.load(levels + i * POINTS + tl.arange(0, POINTS))
-        paid = tl.where(level < top, total, LOWEST)  # a finished search stays as it is
-        pays = filled <= paid
-        spare = tl.min(tl.where(pays, total - filled, spare), 0)
-        to_level = tl.max(tl.where(pays, trial, level), 0)
-        top = tl.min(tl.where((filled <= total) | (trial <= level), top, trial - 1), 0)
-        level = to_level
+        if level < top:
+            filled = tl.load(levels + i * POINTS + tl.arange(0, POINTS))
+            level, top, spare = narrow_level(
+                level, top, spare, total, trial_levels(level, top, POINTS), filled
+            )
     return level, top, spare
 
 
@@ -567,24 +340,17 @@ def level_kernel(
     POINTS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Units when prompts are filled to each of POINTS levels, added to levels[done]."""
+    """The budgets in all when prompts are filled to each of POINTS levels, added to levels[done]."""
     size = size.to(tl.int64)
     total = total.to(tl.int64)
     if tl.load(state + step * BRACKET + SUM_UP) != total:
         level, top, _ = level_after(state, levels, step, done, low, high, total, POINTS)
         if level < top:
-            trial = level + (tl.arange(0, POINTS) + 1) * level_step(level, top)
-            trial = tl.where(trial < top, trial, top)
-            units = tl.zeros([POINTS, BLOCK], tl.int64)
-            begin = tl.program_id(0).to(tl.int64) * chunk
-            for start in range(0, chunk, BLOCK):
-                at = begin + start + tl.arange(0, BLOCK)
-                mask = at < size
-                fewest = tl.load(budgets + at, mask=mask, other=0)[None, :]
-                ceiling = tl.load(scratch + 2 * size + at, mask=mask, other=0.0).to(tl.int64)[None, :]
-                x = tl.where(trial[:, None] < ceiling, trial[:, None], ceiling)
-                units += tl.where(x > fewest, x, fewest)
-            tl.atomic_add(levels + done * POINTS + tl.arange(0, POINTS), tl.sum(units, 1))
+            begin, end = own_rows(size, chunk)
+            units = level_rows(
+                trial_levels(level, top, POINTS), scratch, budgets, size, begin, end, POINTS, BLOCK
+            )
+            tl.atomic_add(levels + done * POINTS + tl.arange(0, POINTS), units)
 
 
 @triton.jit(do_not_specialize=["size", "low", "high", "total", "chunk", "step", "rounds"])
@@ -604,20 +370,13 @@ def waiting_kernel(
     POINTS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """How many prompts of each program's chunk stand at the level and could take one unit more, [programs]."""
+    """How many prompts of each program stand at the level and could take one unit more, [programs]."""
     size = size.to(tl.int64)
     total = total.to(tl.int64)
     if tl.load(state + step * BRACKET + SUM_UP) != total:
         level, _, _ = level_after(state, levels, step, rounds, low, high, total, POINTS)
-        count = tl.zeros([BLOCK], tl.int64)
-        begin = tl.program_id(0).to(tl.int64) * chunk
-        for start in range(0, chunk, BLOCK):
-            at = begin + start + tl.arange(0, BLOCK)
-            mask = at < size
-            fewest = tl.load(budgets + at, mask=mask, other=0)
-            ceiling = tl.load(scratch + 2 * size + at, mask=mask, other=0.0).to(tl.int64)
-            count += (mask & (fewest <= level) & (level < ceiling)).to(tl.int64)
-        tl.store(waiting_out + tl.program_id(0), tl.sum(count, 0))
+        begin, end = own_rows(size, chunk)
+        tl.store(waiting_out + tl.program_id(0), waiting_rows(level, scratch, budgets, size, begin, end, BLOCK))
 
 
 @triton.jit(do_not_specialize=["size", "low", "high", "total", "chunk", "step", "rounds"])
@@ -645,19 +404,8 @@ def share_kernel(
         level, _, spare = level_after(state, levels, step, rounds, low, high, total, POINTS)
         program = tl.arange(0, PROGRAMS)
         spare -= tl.sum(tl.load(waiting_in + program, mask=program < tl.program_id(0), other=0), 0)
-        begin = tl.program_id(0).to(tl.int64) * chunk
-        for start in range(0, chunk, BLOCK):
-            at = begin + start + tl.arange(0, BLOCK)
-            mask = at < size
-            fewest = tl.load(budgets + at, mask=mask, other=0)
-            ceiling = tl.load(scratch + 2 * size + at, mask=mask, other=0.0).to(tl.int64)
-            x = tl.where(level < ceiling, level, ceiling)
-            x = tl.where(x > fewest, x, fewest)
-            waiting = (mask & (x == level) & (x < ceiling)).to(tl.int64)
-            turn = tl.cumsum(waiting, 0)
-            x += tl.where(turn <= spare, waiting, 0)
-            spare -= tl.sum(waiting, 0)
-            tl.store(budgets + at, x, mask=mask)
+        begin, end = own_rows(size, chunk)
+        share_rows(level, spare, scratch, budgets, size, begin, end, BLOCK)
 
 
 # ---- calls -----------------------------------------------------------------------------------------------------------
@@ -720,40 +468,26 @@ def threshold(
         )  # fmt: skip
         return budgets
 
-    blocks = triton.cdiv(size, block)
-    chunk = triton.cdiv(blocks, PROGRAMS) * block
+    chunk = triton.cdiv(triton.cdiv(size, block), PROGRAMS) * block
     grid = (triton.cdiv(size, chunk),)
-    rounds = level_rounds(low, high)
-    brackets = (STEPS + 1) * int(BRACKET.value)
-    step_counts, level_counts = STEPS * 3 * POINTS, max(rounds, 1) * POINTS
-    state = torch.empty(
-        brackets + step_counts + level_counts + PROGRAMS, dtype=torch.int64, device=p.device
-    )
-    state, counts, levels, waiting = state.split([brackets, step_counts, level_counts, PROGRAMS])
+    rounds, last = level_rounds(low, high), STEPS + 1
+    parts = [(last + 1) * int(BRACKET.value), last * 3 * POINTS, max(rounds, 1) * POINTS, PROGRAMS]
+    state, counts, levels, waiting = torch.empty(sum(parts), dtype=torch.int64, device=p.device).split(parts)
     reset_kernel[(1,)](
-        counts, levels, level_counts, STEPS=STEPS, POINTS=POINTS,
-        BLOCK=triton.next_power_of_2(max(step_counts, level_counts)),
-    )  # fmt: skip
-    prepare_kernel[grid](
-        p, *given.values, *given.steps, scratch, counts, size, low, high, chunk, **form, **search
+        counts, levels, parts[2], STEPS=STEPS, POINTS=POINTS, BLOCK=triton.next_power_of_2(max(parts[1:3]))
     )
+    prepare_kernel[grid](p, *given.values, *given.steps, scratch, counts, size, low, high, chunk, **form, **search)
     lines: dict[str, Any] = {"SATURATION": source.saturation, **search}
-    for step in range(1, STEPS):
+    for step in range(1, last):
         step_kernel[grid](
             scratch, state, counts, size, low, high, total, digits, chunk, step, FIRST=step == 1, **lines
         )
-    settle_kernel[grid](
-        scratch, state, counts, budgets, steps_out, size, low, high, total, digits, chunk, STEPS, **lines
-    )
-    for round_ in range(rounds):
-        level_kernel[grid](
-            scratch, state, levels, budgets, size, low, high, total, chunk, STEPS, round_, **search
-        )
-    waiting_kernel[grid](
-        scratch, state, levels, budgets, waiting, size, low, high, total, chunk, STEPS, rounds, **search
-    )
-    share_kernel[grid](
-        scratch, state, levels, budgets, waiting, size, low, high, total, chunk, STEPS,
-        rounds, PROGRAMS=PROGRAMS, **search,
-    )  # fmt: skip
+    close_kernel[(1,)](scratch, state, counts, steps_out, size, low, high, total, digits, last, **lines)
+    del lines["POINTS"]
+    settle_kernel[grid](scratch, state, budgets, size, low, high, total, digits, chunk, last, **lines)
+    ends = (size, low, high, total, chunk, last)
+    for done in range(rounds):
+        level_kernel[grid](scratch, state, levels, budgets, *ends, done, **search)
+    waiting_kernel[grid](scratch, state, levels, budgets, waiting, *ends, rounds, **search)
+    share_kernel[grid](scratch, state, levels, budgets, waiting, *ends, rounds, PROGRAMS=PROGRAMS, **search)
     return budgets

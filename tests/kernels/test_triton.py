@@ -317,13 +317,16 @@ def test_what_is_no_pass_rate_gains_nothing(device: Any) -> None:
     assert found.tolist() == expected.tolist()
 
 
-def test_steps_are_enough() -> None:
-    """A bracket of all 2^64 places closes within the launches there are, even if interpolation never helps."""
-    width, steps = 2**64, 0
-    while width > 1:
-        parts = {max(width // 4 + off, 1) for off in (-1, 0, 1)}
-        width, steps = min(max(max(step, width - 3 * step) for step in parts), width - 1), steps + 1
-    assert steps <= triton_threshold.STEPS - 1
+@pytest.mark.parametrize("steps", [1, 2])
+def test_one_program_closes_what_the_steps_left_open(device: Any, steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton_threshold, "STEPS", steps)
+    p = np.random.default_rng(14).uniform(0.0, 1.0, 700)
+    taken = torch.zeros(1, dtype=torch.int32, device=device)
+    found = triton_backend.threshold(
+        tensor(p, device), VALUES[0].form, 2, 128, 9000, launches="many", steps_out=taken
+    )
+    assert taken.item() > steps
+    assert found.tolist() == allocated(p, VALUES[0], 2, 128, 9000).tolist()
 
 
 def test_interpolation_makes_steps_few(device: Any) -> None:
