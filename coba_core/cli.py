@@ -133,12 +133,18 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs a command; what the user got wrong is one line on standard error and exit status 2."""
+    """Runs a command; what the user got wrong is one line on standard error and exit status 2.
+
+    Exit status 1: a package is missing; 130: interrupted.
+    """
     arguments = _parser().parse_args(argv)
     try:
         return int(arguments.run(arguments))
     except KeyboardInterrupt:
         return 130
+    except ModuleNotFoundError as error:
+        print(f"coba-core {arguments.command}: error: {error}; pip install 'coba-core[train]'", file=sys.stderr)
+        return 1
     except (ValueError, OSError) as error:
         print(f"coba-core {arguments.command}: error: {error}", file=sys.stderr)
         return 2

@@ -52,6 +52,12 @@ def test_help_is_quick_because_it_imports_no_framework():
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"
 
 
+def test_a_missing_package_says_what_to_install(tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "yaml", None)
+    assert main(["train", "--steps", "1"]) == 1
+    assert "pip install 'coba-core[train]'" in capsys.readouterr().err
+
+
 def test_allocate_csv(tmp_path):
     source = tmp_path / "rates.csv"
     source.write_text("prompt,pass_rate\na,0.1\nb,0.5\nc,0.9\n")
