@@ -145,7 +145,8 @@ class CapabilitySchedule(Schedule):
         if not 0.0 < self.alpha_min <= self.alpha_max < self.kappa:
             raise ValueError(
                 f"alpha_min is {self.alpha_min} and alpha_max is {self.alpha_max}: "
-                f"0 < alpha_min <= alpha_max < kappa = {self.kappa} does not hold"
+                f"0 < alpha_min <= alpha_max < kappa = {self.kappa} does not hold; "
+                "a lam of kappa - 2 gives a range from 1 to kappa - 1"
             )
         self.direction: Direction = direction
         self.failure_rates: list[float] = []

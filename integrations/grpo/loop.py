@@ -8,9 +8,8 @@ import math
 import time
 import warnings
 from pathlib import Path
+from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 import coba_core
@@ -27,11 +26,14 @@ from .tasks import Problem, PromptStream, Task, make_task
 
 @dataclasses.dataclass
 class Batch:
-    """One or more rounds of rollouts: problems ``[M]``, budgets ``[M]``, rewards float64 ``[R]``."""
+    """One or more rounds of rollouts: problems ``[M]``, budgets int64 ``[M]``, rewards float64 ``[R]``.
+
+    Tensors are on the policy's device.
+    """
 
     problems: list[Problem]
-    budgets: npt.NDArray[np.int64]
-    pass_rates: npt.NDArray[np.float64]  # as the allocator estimated them before the rollouts
+    budgets: torch.Tensor
+    pass_rates: torch.Tensor  # float64 [M], as the allocator estimated them before the rollouts
     rollouts: Rollouts
     rewards: torch.Tensor
 
@@ -43,12 +45,10 @@ class Batch:
         smallest.scatter_reduce_(0, self.rollouts.rows, self.rewards, "amin")
         return largest > smallest
 
-    def group_means(self) -> npt.NDArray[np.float64]:
-        """Mean reward of each prompt, ``[M]``; NaN for a prompt without a rollout."""
-        rewards, rows = self.rewards.cpu().numpy(), self.rollouts.rows.cpu().numpy()
-        with np.errstate(invalid="ignore"):
-            means: npt.NDArray[np.float64] = np.bincount(rows, rewards, len(self.problems)) / self.budgets
-        return means
+    def group_means(self) -> torch.Tensor:
+        """Mean reward of each prompt, float64 ``[M]``; NaN for a prompt without a rollout."""
+        sums = self.rewards.new_zeros(len(self.problems)).scatter_add_(0, self.rollouts.rows, self.rewards)
+        return sums / self.budgets
 
 
 class Trainer:
@@ -68,7 +68,7 @@ class Trainer:
                     f"max_prompt_tokens: problem {problem.key!r} has {len(tokens)} tokens, not 1 to "
                     f"{config.max_prompt_tokens}"
                 )
-        self.allocator = make_allocator(config, len(self.task.train))
+        self.allocator = make_allocator(config, len(self.task.train), self.policy.device)
         self.stream = PromptStream(len(self.task.train), config.seed)
         self.sampler = torch.Generator(self.policy.device).manual_seed(config.seed)
         self.settings = LossSettings(**{f.name: getattr(config, f.name) for f in dataclasses.fields(LossSettings)})
@@ -105,16 +105,17 @@ class Trainer:
         config = self.config
         indices = self.stream.take(prompts)
         problems = [self.task.train[i] for i in indices]
-        keys = [p.key for p in problems]
-        pass_rates = self.allocator.history.pass_rates(keys)
+        on_device = not isinstance(self.allocator.history, coba_core.PassRateHistory)
+        keys: Any = torch.tensor(indices, device=self.policy.device) if on_device else [p.key for p in problems]
+        pass_rates = torch.as_tensor(self.allocator.history.pass_rates(keys), device=self.policy.device)
         start = time.perf_counter()
         with warnings.catch_warnings():
             if prompts < config.prompts_per_step:  # a refill is small: that its prompts may take much of it is no news
                 warnings.simplefilter("ignore", coba_core.BudgetWarning)
-            budgets = self.allocator.allocate(keys, prompts * config.rollouts_per_prompt)
+            budgets = torch.as_tensor(self.allocator.allocate(keys, prompts * config.rollouts_per_prompt))
         self.allocator_seconds += time.perf_counter() - start
         rollouts = generate(
-            self.policy, [self.prompts[i] for i in indices], torch.from_numpy(budgets), generator=self.sampler,
+            self.policy, [self.prompts[i] for i in indices], budgets, generator=self.sampler,
             max_new_tokens=config.max_new_tokens, temperature=self.sampling_temperature(), top_p=config.top_p,
             top_k=config.top_k, max_rows=config.generation_rows,
         )  # fmt: skip
@@ -125,7 +126,7 @@ class Trainer:
         self.allocator.update(keys, rewards, rollouts.rows)
         self.allocator_seconds += time.perf_counter() - start
         self.rollouts += len(scores)
-        return Batch(problems, budgets, pass_rates, rollouts, rewards)
+        return Batch(problems, budgets.to(self.policy.device), pass_rates, rollouts, rewards)
 
     def collect(self) -> tuple[Batch, dict[str, float]]:
         """The rollouts of a step. With filter_zero_spread, groups without spread are replaced by further prompts."""
@@ -146,16 +147,16 @@ class Trainer:
         if len(rounds) > 1:
             batch = Batch(
                 [p for r in rounds for p in r.problems],
-                np.concatenate([r.budgets for r in rounds]),
-                np.concatenate([r.pass_rates for r in rounds]),
+                torch.cat([r.budgets for r in rounds]),
+                torch.cat([r.pass_rates for r in rounds]),
                 Rollouts.concatenate([r.rollouts for r in rounds], [len(r.problems) for r in rounds]),
                 torch.cat([r.rewards for r in rounds]),
             )
         sizes = batch.budgets
         return batch, {
             "prompts": len(sizes), "rounds": len(rounds), "reward": float(batch.rewards.mean()),
-            "pass_rate": float(np.nanmean(batch.group_means())), "mixed_groups": float(batch.spread().float().mean()),
-            "budget_min": float(sizes.min()), "budget_mean": float(sizes.mean()), "budget_max": float(sizes.max()),
+            "pass_rate": float(batch.group_means().nanmean()), "mixed_groups": float(batch.spread().float().mean()),
+            "budget_min": float(sizes.min()), "budget_mean": float(sizes.double().mean()), "budget_max": float(sizes.max()),
             "length": float(batch.rollouts.lengths.float().mean()),
             "entropy": float(batch.rollouts.mean_entropy()),
         }  # fmt: skip
@@ -165,8 +166,8 @@ class Trainer:
         if self.config.length_bias == 0:
             return batch.rewards
         count = math.ceil(self.config.length_bias_share * len(batch.problems))
-        easiest = np.argsort(-batch.pass_rates, kind="stable")[:count]
-        easy = torch.isin(batch.rollouts.rows, torch.from_numpy(easiest).to(batch.rewards.device))
+        easiest = torch.argsort(batch.pass_rates, descending=True, stable=True)[:count]
+        easy = torch.isin(batch.rollouts.rows, easiest)
         scaled = self.config.length_bias * batch.rollouts.lengths.double()
         return torch.where(easy & (batch.rewards >= 0.5), batch.rewards - scaled / (1 + scaled), batch.rewards)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 import coba_core
 from coba_core.rank import RankAllocator
 
@@ -28,8 +30,11 @@ def _named(table: dict[str, Callable[..., Any]], what: str, entry: Any) -> Any:
     return table[name](**arguments)
 
 
-def make_allocator(config: TrainConfig, dataset_size: int) -> coba_core.Allocator:
+def make_allocator(config: TrainConfig, dataset_size: int, device: torch.device) -> coba_core.Allocator:
     """The allocator that ``config.allocator`` and ``allocator_args`` describe.
+
+    With a policy on a GPU, ``coba`` and ``coba_explore_first`` keep history and budgets there
+    (:mod:`coba_core.device`), unless they ask for what only the CPU's has: noise, a solver or a backend.
 
     coba, coba_explore_first, linear, fixed: ``saturation``, ``history`` (fields of PassRateHistory), ``noise``; the
     rest goes to the schedule. knapsack, rank, coba_released, uniform: their own keyword arguments. value:
@@ -65,6 +70,25 @@ def make_allocator(config: TrainConfig, dataset_size: int) -> coba_core.Allocato
         else:
             direction = "explore_first" if name == "coba_explore_first" else "exploit_first"
             schedule = coba_core.CapabilitySchedule(**{"direction": direction, **arguments})
+        if device.type == "cuda" and isinstance(schedule, coba_core.CapabilitySchedule) and not common["noise"]:
+            if not {"solver", "backend"} & set(common):
+                return on_device(dataset_size, saturation, schedule, config, device)
         return coba_core.CapabilityAllocator(saturation, schedule, **common)
     except TypeError as error:  # an argument that the class does not know
         raise ValueError(f"allocator_args: {error}") from error
+
+
+def on_device(
+    dataset_size: int,
+    saturation: coba_core.values.Saturation,
+    schedule: coba_core.CapabilitySchedule,
+    config: TrainConfig,
+    device: torch.device,
+) -> coba_core.Allocator:
+    """CoBA's allocator kept on `device`; its prompts are their places in the data set."""
+    from coba_core.device import DeviceCapabilityAllocator, DevicePassRateHistory
+
+    history = DevicePassRateHistory(dataset_size, device=device, **dict(config.allocator_args).get("history", {}))
+    return DeviceCapabilityAllocator(
+        dataset_size, saturation, schedule, low=config.budget_low, high=config.budget_high, history=history, device=device
+    )

@@ -59,7 +59,7 @@ class RunFiles:
         if batch is not None:
             self._append("allocations.jsonl", {
                 "step": metrics["step"], "ids": [p.key for p in batch.problems], "budgets": batch.budgets.tolist(),
-                "estimates": batch.pass_rates.round(4).tolist(),
+                "estimates": batch.pass_rates.cpu().numpy().round(4).tolist(),
                 "rewards": [_rounded(x) for x in batch.group_means().tolist()],
             })  # fmt: skip
         if self.writer is not None:

@@ -124,10 +124,10 @@ def test_spread_and_length_bias(small):
     trainer = Trainer(small.replace(length_bias=0.1, length_bias_share=0.25), progress=False)
     batch, _ = trainer.collect()
     rng = np.random.default_rng(0)
-    batch.pass_rates = rng.permutation(8) / 8
+    batch.pass_rates = torch.from_numpy(rng.permutation(8) / 8)
     batch.rewards = torch.from_numpy(rng.integers(0, 2, 48).astype(float))
     biased = trainer.biased_rewards(batch)
-    easy = np.argsort(-batch.pass_rates)[:2]
+    easy = np.argsort(-batch.pass_rates.numpy())[:2]
     for j, (row, length) in enumerate(zip(batch.rollouts.rows.tolist(), batch.rollouts.lengths.tolist(), strict=True)):
         cut = 0.1 * length / (1 + 0.1 * length) if row in easy and batch.rewards[j] == 1 else 0.0
         assert float(biased[j]) == pytest.approx(float(batch.rewards[j]) - cut)
