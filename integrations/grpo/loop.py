@@ -156,7 +156,8 @@ class Trainer:
         return batch, {
             "prompts": len(sizes), "rounds": len(rounds), "reward": float(batch.rewards.mean()),
             "pass_rate": float(batch.group_means().nanmean()), "mixed_groups": float(batch.spread().float().mean()),
-            "budget_min": float(sizes.min()), "budget_mean": float(sizes.double().mean()), "budget_max": float(sizes.max()),
+            "budget_min": float(sizes.min()), "budget_max": float(sizes.max()),
+            "budget_mean": float(sizes.double().mean()),
             "length": float(batch.rollouts.lengths.float().mean()),
             "entropy": float(batch.rollouts.mean_entropy()),
         }  # fmt: skip

@@ -89,6 +89,5 @@ def on_device(
     from coba_core.device import DeviceCapabilityAllocator, DevicePassRateHistory
 
     history = DevicePassRateHistory(dataset_size, device=device, **dict(config.allocator_args).get("history", {}))
-    return DeviceCapabilityAllocator(
-        dataset_size, saturation, schedule, low=config.budget_low, high=config.budget_high, history=history, device=device
-    )
+    bounds = {"low": config.budget_low, "high": config.budget_high}
+    return DeviceCapabilityAllocator(dataset_size, saturation, schedule, history=history, device=device, **bounds)

@@ -23,7 +23,7 @@ def run(config, steps=6):
     return seen, metrics, trainer
 
 
-@pytest.mark.skipif(not INTERPRETED, reason="TRITON_INTERPRET=1 was not set when Triton was imported (make triton does)")
+@pytest.mark.skipif(not INTERPRETED, reason="TRITON_INTERPRET=1 was not set (make triton sets it)")
 def test_same_run_as_on_the_cpu(small, monkeypatch):
     config = small.replace(allocator="coba", allocator_args={"history": {"window": 2}}, device="cpu")
     expected, metrics, _ = run(config)
