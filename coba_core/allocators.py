@@ -89,25 +89,30 @@ class Allocator(ABC):
         """Budgets of this step's prompts, int64 [M], adding up to total_budget."""
         keys = prompt_keys(prompt_ids)
         total_budget = whole_number("total_budget", total_budget)
+        total = self._feasible(len(keys), total_budget)
+        rates, raw = self.history.estimates(keys)
+        budgets = self._budgets(keys, rates, raw, total)
+        self.metrics = {**self._metrics(budgets, raw), "clipped": float(total - total_budget)}
+        return budgets
+
+    def _feasible(self, prompts: int, total_budget: int) -> int:
+        """The total to allocate, BudgetError if infeasible and not clipped; warns once if one prompt may take it."""
         low, high = self._bounds()
-        total = min(max(total_budget, low * len(keys)), high * len(keys))
+        total = min(max(total_budget, low * prompts), high * prompts)
         if total != total_budget and self.on_infeasible == "raise":
             raise BudgetError(
-                f"total_budget is {total_budget}; {len(keys)} prompts with budgets in [{low}, {high}] take "
-                f"from {low * len(keys)} to {high * len(keys)}"
+                f"total_budget is {total_budget}; {prompts} prompts with budgets in [{low}, {high}] take "
+                f"from {low * prompts} to {high * prompts}"
             )
-        if self.concentrates and not self._warned and len(keys) > 1 and low < high and high > 0.2 * total:
+        if self.concentrates and not self._warned and prompts > 1 and low < high and high > 0.2 * total:
             self._warned = True
             warnings.warn(
                 f"high = {high} is more than 20 % of the step's {total} rollouts: a single prompt may take them; "
                 "lower high or raise the total",
                 BudgetWarning,
-                stacklevel=2,
+                stacklevel=3,
             )
-        rates, raw = self.history.estimates(keys)
-        budgets = self._budgets(keys, rates, raw, total)
-        self.metrics = {**self._metrics(budgets, raw), "clipped": float(total - total_budget)}
-        return budgets
+        return total
 
     def update(self, prompt_ids: PromptIds, rewards: Any, rows: Any) -> None:
         """Takes the step's rewards, [R]; rows[j] is the position in prompt_ids of rollout j's prompt."""

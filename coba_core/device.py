@@ -16,13 +16,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from coba_core.allocate import BudgetError
 from coba_core.allocators import CapabilityAllocator, OnInfeasible
 from coba_core.history import PassRateHistory
 from coba_core.kernels import triton_backend
 from coba_core.kernels.numpy_backend import FIRST_SUCCESS
 from coba_core.schedules import CapabilitySchedule
-from coba_core.state import State
+from coba_core.state import State, whole_number
 from coba_core.values import Saturation
 
 
@@ -56,8 +55,7 @@ class DevicePassRateHistory:
         prior_strength: float = 1.0,
         device: torch.device | str = "cuda",
     ) -> None:
-        if size < 1:
-            raise ValueError(f"size is {size}, not at least 1")
+        size = whole_number("size", size, at_least=1)
         self.device = torch.device(device)
         if not triton_backend.runs_on(self.device):
             raise ValueError(f"device is {str(device)!r}, not one that Triton can use; PassRateHistory is for the CPU")
@@ -195,13 +193,8 @@ class DeviceCapabilityAllocator(CapabilityAllocator):
     def allocate(self, prompt_ids: Any, total_budget: int) -> Any:
         """Budgets of this step's prompts, int64 [M] on the device, adding up to total_budget."""
         keys = _indices("prompt_ids", prompt_ids, self.device_history.device)
-        size = keys.numel()
-        total = min(max(total_budget, self.low * size), self.high * size)
-        if total != total_budget and self.on_infeasible == "raise":
-            raise BudgetError(
-                f"total_budget is {total_budget}; {size} prompts with budgets in [{self.low}, {self.high}] take "
-                f"from {self.low * size} to {self.high * size}"
-            )
+        total_budget = whole_number("total_budget", total_budget)
+        total = self._feasible(keys.numel(), total_budget)
         rates, raw = self.device_history.estimates(keys)
         numbers = self._numbers
         rates = torch.where(numbers[7] > 0.0, rates, 0.5)  # nothing known: all alike, so budgets are even

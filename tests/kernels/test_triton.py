@@ -30,6 +30,7 @@ from coba_core import (  # noqa: E402
     PassRateHistory,
     PowerPreference,
     Value,
+    kernels,
 )
 from coba_core.device import DeviceCapabilityAllocator, DevicePassRateHistory  # noqa: E402
 from coba_core.kernels import numpy_backend, triton_backend, triton_threshold  # noqa: E402
@@ -456,6 +457,7 @@ def test_allocator_like_the_cpus(device: Any, fractional: bool, saturation: Any)
         assert other.allocate(everything, 200).tolist() == expected
 
 
+@pytest.mark.filterwarnings("ignore::coba_core.BudgetWarning")
 def test_allocator_before_and_without_rewards(device: Any) -> None:
     card = DeviceCapabilityAllocator(10, device=device)
     ids = torch.arange(5, device=device)
@@ -466,6 +468,7 @@ def test_allocator_before_and_without_rewards(device: Any) -> None:
     assert len(card.device_history) == 0
 
 
+@pytest.mark.filterwarnings("ignore::coba_core.BudgetWarning")
 def test_allocator_refuses(device: Any) -> None:
     with pytest.raises(ValueError, match="not a CapabilitySchedule"):
         DeviceCapabilityAllocator(10, schedule=FixedSchedule(2.0, 2.0), device=device)  # type: ignore[arg-type]
@@ -484,6 +487,34 @@ def test_allocator_refuses(device: Any) -> None:
         card.load_state_dict(state)
     with pytest.raises(ValueError, match="device is 'meta'"):
         DevicePassRateHistory(10, device="meta")
+
+
+# ---- the public calls ------------------------------------------------------------------------------------------------
+
+
+def test_tensors_on_the_cpu_go_the_cpus_way(device: Any) -> None:
+    p = np.random.default_rng(15).uniform(0.0, 1.0, 64)
+    for rates in (torch.from_numpy(p), torch.from_numpy(p)[::2], torch.from_numpy(p).float().requires_grad_()):
+        budgets = coba_core.allocate(rates, 10 * len(rates))
+        assert budgets.device == rates.device
+        assert budgets.tolist() == coba_core.allocate(rates.detach().double().numpy(), 10 * len(rates)).tolist()
+        rows = coba_core.repeat_index(budgets, total=10 * len(rates))
+        assert rows.tolist() == coba_core.repeat_index(budgets.numpy()).tolist()
+    for given in (budgets, budgets.numpy()):
+        with pytest.raises(ValueError, match="total is 7, the budgets' sum 640"):
+            coba_core.repeat_index(given, total=7)
+
+
+def test_the_backend_is_for_tensors_on_a_gpu(device: Any) -> None:
+    with pytest.raises(ValueError, match="'triton' cannot run here: it takes tensors that lie on a GPU"):
+        coba_core.allocate([0.5], 8, backend="triton")
+    usable, reason = kernels.available()["triton"]
+    assert usable == (device.type == "cuda")
+    assert usable or "TRITON_INTERPRET" in reason
+    assert kernels.for_gpu("numba") is None
+    if not usable:
+        with pytest.raises(ValueError, match="backend 'triton' cannot run here: TRITON_INTERPRET"):
+            kernels.for_gpu("triton")
 
 
 # ---- on a card only --------------------------------------------------------------------------------------------------
