@@ -89,5 +89,5 @@ def on_device(
     from coba_core.device import DeviceCapabilityAllocator, DevicePassRateHistory
 
     history = DevicePassRateHistory(dataset_size, device=device, **dict(config.allocator_args).get("history", {}))
-    bounds = {"low": config.budget_low, "high": config.budget_high}
+    bounds: dict[str, Any] = {"low": config.budget_low, "high": config.budget_high}
     return DeviceCapabilityAllocator(dataset_size, saturation, schedule, history=history, device=device, **bounds)
