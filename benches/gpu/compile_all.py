@@ -29,7 +29,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from coba_core.kernels import numpy_backend as reference
-from coba_core.kernels import triton_gains, triton_groups, triton_threshold
+from coba_core.kernels import triton_backend, triton_gains, triton_groups, triton_threshold
 from coba_core.kernels.triton_threshold import POINTS, PROGRAMS, STEPS, WARPS
 
 TARGETS = {
@@ -216,7 +216,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--target", nargs="+", choices=list(TARGETS), default=list(TARGETS))
     parser.add_argument("--kernel", nargs="+", help="only these, by name without _kernel")
     options = parser.parse_args(arguments)
-    if triton.knobs.runtime.interpret:
+    if triton_backend.INTERPRETED:
         print("TRITON_INTERPRET is set: nothing can be compiled in this process", file=sys.stderr)
         return 2
     triton.knobs.nvidia.dump_ptxas_log = True

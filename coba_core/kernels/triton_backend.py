@@ -30,10 +30,11 @@ from coba_core.kernels.triton_groups import (
     repeat_index,
     success_counts,
 )
-from coba_core.kernels.triton_threshold import threshold
+from coba_core.kernels.triton_threshold import threshold, threshold_kernel
 from coba_core.schedules import CapabilitySchedule
 
 __all__ = [
+    "INTERPRETED",
     "batch_form",
     "capability_form",
     "capability_numbers",
@@ -56,9 +57,13 @@ __all__ = [
 ]
 
 
+INTERPRETED = not isinstance(threshold_kernel, triton.JITFunction)
+"""Whether TRITON_INTERPRET was set when Triton was imported: the kernels then run on the CPU, slowly, for tests."""
+
+
 def usable() -> tuple[bool, str]:
     """Whether there is a GPU to compile for, and if not why."""
-    if triton.knobs.runtime.interpret:
+    if INTERPRETED:
         return False, "TRITON_INTERPRET is set"
     return (True, "") if torch.cuda.is_available() else (False, "no CUDA or ROCm device")
 
@@ -79,4 +84,4 @@ def batch_form(p: torch.Tensor, schedule: CapabilitySchedule, tau: float) -> For
 
 def runs_on(device: torch.device) -> bool:
     """Whether the kernels take tensors of this device: a card's, or the host's under Triton's interpreter."""
-    return device.type == "cuda" or (device.type == "cpu" and bool(triton.knobs.runtime.interpret))
+    return device.type == "cuda" or (device.type == "cpu" and INTERPRETED)

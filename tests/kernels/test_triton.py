@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
-triton = pytest.importorskip("triton")
+pytest.importorskip("triton")
 
 import coba_core  # noqa: E402
 from coba_core import (  # noqa: E402
@@ -51,7 +51,7 @@ VALUES = [
 @pytest.fixture(params=["interpreter", pytest.param("cuda", marks=pytest.mark.gpu)], autouse=True)
 def device(request: pytest.FixtureRequest) -> Iterator[Any]:
     """Where the kernels run; skipped, with the reason, where they cannot."""
-    interpreted = bool(triton.knobs.runtime.interpret)
+    interpreted = triton_backend.INTERPRETED
     if request.param == "interpreter":
         if not interpreted:
             pytest.skip("TRITON_INTERPRET=1 was not set when Triton was imported (make triton sets it)")
@@ -167,7 +167,7 @@ def test_gains_are_the_references(device: Any, value: Value, size: int, poison: 
         if device.type == "cpu":
             np.testing.assert_array_equal(found.numpy(), expected)
         else:  # here multiply and add may be fused
-            np.testing.assert_allclose(found.cpu().numpy(), expected, rtol=1e-12)
+            np.testing.assert_allclose(found.cpu().numpy(), expected, rtol=1e-11, atol=1e-300)
 
 
 def test_gains_by_prompt_and_in_float32(device: Any) -> None:
