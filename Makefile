@@ -10,13 +10,14 @@ PIP := $(BIN)/python -m pip
 PYTEST := $(BIN)/python -m pytest
 BASE ?= HEAD~1
 
-.PHONY: help demo test bench bench-quick bench-compare study-e3 lint types doctest pytest triton wheel clean
+.PHONY: help demo test bench bench-quick bench-compare bench-gpu study-e3 lint types doctest pytest triton wheel clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
 	@echo "make lint | types | doctest | pytest | triton | wheel: the parts of make test"
 	@echo "make bench-quick: every bench once, on small sizes"
 	@echo "make bench-compare BASE=<git revision>: this tree's kernels against that revision's"
+	@echo "make bench-gpu: checks and times the Triton kernels; needs a GPU"
 	@echo "make study-e3: E3's parts and rivals on the embedded task (half an hour)"
 	@echo "make clean: removes builds and caches, and the virtual environment"
 
@@ -69,6 +70,9 @@ bench-quick: $(VENV)/ready
 
 bench-compare: $(VENV)/ready
 	$(BIN)/python -m benches.compare $(BASE)
+
+bench-gpu: $(VENV)/ready
+	$(BIN)/python benches/gpu/bench.py
 
 study-e3: $(VENV)/ready
 	$(BIN)/python studies/e3.py

@@ -34,7 +34,8 @@ def make_allocator(config: TrainConfig, dataset_size: int, device: torch.device)
     """The allocator that ``config.allocator`` and ``allocator_args`` describe.
 
     With a policy on a GPU, ``coba`` and ``coba_explore_first`` keep history and budgets there
-    (:mod:`coba_core.device`), unless they ask for what only the CPU's has: noise, a solver or a backend.
+    (:mod:`coba_core.device`), where Triton is installed, unless they ask for what only the CPU's has: noise, a solver
+    or a backend.
 
     coba, coba_explore_first, linear, fixed: ``saturation``, ``history`` (fields of PassRateHistory), ``noise``; the
     rest goes to the schedule. knapsack, rank, coba_released, uniform: their own keyword arguments. value:
@@ -70,8 +71,9 @@ def make_allocator(config: TrainConfig, dataset_size: int, device: torch.device)
         else:
             direction = "explore_first" if name == "coba_explore_first" else "exploit_first"
             schedule = coba_core.CapabilitySchedule(**{"direction": direction, **arguments})
-        if device.type == "cuda" and isinstance(schedule, coba_core.CapabilitySchedule) and not common["noise"]:
-            if not {"solver", "backend"} & set(common):
+        plain = not common["noise"] and not {"solver", "backend"} & set(common)
+        if device.type == "cuda" and plain and isinstance(schedule, coba_core.CapabilitySchedule):
+            if coba_core.kernels.for_gpu() is not None:
                 return on_device(dataset_size, saturation, schedule, config, device)
         return coba_core.CapabilityAllocator(saturation, schedule, **common)
     except TypeError as error:  # an argument that the class does not know
