@@ -41,6 +41,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "DAPO filtering": {"filter_zero_spread": True},
     "CoBA": COBA,
     "CoBA + temperature": {**COBA, "entropy_temperature": HELD},
+    "+ temperature up to 1.2": {"entropy_temperature": {**HELD, "high": 1.2}},
 }
 """What each method changes in the common settings; a plus adds to GRPO."""
 
@@ -171,7 +172,7 @@ def draw(cells: dict[tuple[str, int], dict[str, Any]], methods: list[str], seeds
     """Entropy and temperature over rollouts, held-out pass@1 and pass@16 over rollouts, pass@k over k at the end."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(15, 8.5), layout="constrained")
+    figure = Figure(figsize=(15, 9), layout="constrained")
     grid = figure.subplots(2, 3)
     total = max(cell["rollouts"] for cell in cells.values())
     for number, method in enumerate(methods):
@@ -197,7 +198,7 @@ def draw(cells: dict[tuple[str, int], dict[str, Any]], methods: list[str], seeds
         curves = [pass_at_k(np.full(len(run["correct"]), run["samples"]), run["correct"]).mean(axis=0) for run in runs]
         grid[1, 2].plot(np.arange(1, len(curves[0]) + 1), np.mean(curves, axis=0), **style)
     grid[1, 2].set(xscale="log", xlabel="k", ylabel="pass@k at the end")
-    grid[0, 0].legend(fontsize="small")
+    figure.legend(*grid[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=5)
     for axes in grid.flat:
         axes.grid(alpha=0.3)
     partial = path.with_name(f".{path.name}.partial")
