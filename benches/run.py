@@ -62,30 +62,34 @@ def rows_of(record: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 MEMORY = """
-import resource, sys, numpy as np, coba_core
-prompts = int(sys.argv[1])
+import sys, numpy as np, coba_core
+
+def status(name):
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) * 1024 for line in file if line.startswith(name))
+
+prompts, mean = int(sys.argv[1]), int(sys.argv[2])
 p = np.random.default_rng(0).random(prompts)
 value = coba_core.CapabilityValue(7.26, 3.74)
 coba_core.allocate(p[:1000], 16000, value=value)
-if sys.argv[2] == "allocate":
-    coba_core.allocate(p, int(sys.argv[3]) * prompts, high=4000, value=value)
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+before = status("VmRSS")
+with open("/proc/self/clear_refs", "w") as file:
+    file.write("5")  # the peak starts anew
+coba_core.allocate(p, mean * prompts, high=4000, value=value)
+print(status("VmHWM") - before)
 """
 
 
-def peak(*arguments: str) -> int:
-    """Peak memory of a process in bytes."""
-    command = [sys.executable, "-c", MEMORY, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
-    return int(done.stdout) * (1 if platform.system() == "Darwin" else 1024)
-
-
 def memory(prompts: int = 10**7) -> dict[str, float]:
-    """Bytes a prompt that an allocation adds to the pass rates, its result among them."""
-    base = peak(str(prompts), "none", "0")
-    return {
-        f"total {mean} x prompts": (peak(str(prompts), "allocate", str(mean)) - base) / prompts for mean in (16, 1000)
-    }
+    """Bytes a prompt that an allocation adds to the pass rates at its peak, its result among them (Linux only)."""
+    if platform.system() != "Linux":
+        return {}
+    added = {}
+    for mean in (16, 1000):
+        command = [sys.executable, "-c", MEMORY, str(prompts), str(mean)]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
+        added[f"total {mean} × prompts"] = int(done.stdout) / prompts
+    return added
 
 
 def import_times(repeats: int = 15) -> dict[str, float]:

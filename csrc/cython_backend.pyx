@@ -36,6 +36,7 @@ cdef extern from "kernels.h":
 
 
 cdef const coba_kernels *kernels
+cdef object empty = np.empty, integers = np.dtype(np.int64), form_type = Form  # looked up once: calls take microseconds
 
 
 def use(name=None):
@@ -80,7 +81,7 @@ cdef _Gains _gains(const double[::1] p, object source):
     g.c.prompts = p.shape[0]
     g.c.p = &p[0] if p.shape[0] else NULL
     g.keep = source
-    if isinstance(source, Form):
+    if isinstance(source, form_type):
         g.c.saturation = source[0]
         g.c.p_exponent = g.parameter(source[1], 0, &g.c.p_step)
         g.c.q_exponent = g.parameter(source[2], 1, &g.c.q_step)
@@ -149,7 +150,7 @@ def log_gain_table(const double[::1] p, object form, int64_t low, int64_t high):
 def heap(const double[::1] p, object source, int64_t low, int64_t high, int64_t total):
     """2602.03048 Algorithm 1 on log gains, [M]."""
     cdef _Gains g = _gains(p, source)
-    result = np.empty(p.shape[0], dtype=np.int64)
+    result = empty(p.shape[0], integers)
     cdef int64_t[::1] budgets = result
     cdef int code = 0
     if p.shape[0]:
@@ -161,7 +162,7 @@ def heap(const double[::1] p, object source, int64_t low, int64_t high, int64_t 
 def threshold(const double[::1] p, object source, int64_t low, int64_t high, int64_t total, int threads=1):
     """Every unit above the cut, then ties in the canonical order, [M]."""
     cdef _Gains g = _gains(p, source)
-    result = np.empty(p.shape[0], dtype=np.int64)
+    result = empty(p.shape[0], integers)
     cdef int64_t[::1] budgets = result
     cdef int code = 0
     if p.shape[0]:

@@ -12,8 +12,10 @@
 
 #if defined(_MSC_VER)
 #define INLINE static __forceinline
+#define NOINLINE __declspec(noinline)
 #else
 #define INLINE static inline __attribute__((always_inline))
+#define NOINLINE __attribute__((noinline))
 #endif
 
 #define LN2_HIGH 0x1.62e42fee00000p-1 /* short enough that k * LN2_HIGH is exact */

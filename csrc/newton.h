@@ -199,7 +199,13 @@ INLINE int newton_kept(const coba_gains *g, const int saturation, int64_t low, i
     }
     double theta = newton(saturation, sample_a, sample_k, sample_d, sample_inverse, sampled, (double)low, (double)high,
                           (double)total * ((double)sampled / (double)prompts));
-    coba_count c = count_units(saturation, prompts, a, k, d, inverse, (double)low, (double)high, theta);
+    coba_count c;
+    for (int step = 0;; step++) { /* counts cost less than budgets */
+        c = count_units(saturation, prompts, a, k, d, inverse, (double)low, (double)high, theta);
+        const double excess = (double)(c.units - total);
+        if (step == 1 || !(c.slope > 0.0) || (excess < 4.0 * room && excess > -4.0 * room)) break;
+        theta += excess / c.slope;
+    }
     double up = INFINITY, down = -INFINITY; /* θ known to give at most, and at least, the total */
     for (int step = 0; step < 24; step++) {
         double to = c.slope > 0.0 ? theta + ((double)(c.units - total) + room) / c.slope : NAN;
@@ -229,7 +235,7 @@ INLINE int newton_kept(const coba_gains *g, const int saturation, int64_t low, i
         }
         if (spare <= few / 2) {
             int64_t count = 0;
-            for (double margin = (double)spare + room; count < spare; margin *= 2.0) {
+            for (double margin = (double)spare + 2.0 + 2.0 * sqrt((double)spare); count < spare; margin *= 2.0) {
                 const double edge = c.slope > 0.0 && margin < 8.0 * (double)few ? theta - margin / c.slope : c.next;
                 count = gather(saturation, 0, prompts, a, k, d, budgets, gains, high, edge, near, 0, few);
                 if (edge == c.next) break;
@@ -329,7 +335,7 @@ INLINE void pass_budgets(const coba_pass *pass, const int saturation, coba_part 
 }
 
 /* Runs a pass in `threads` threads. (The loops stand outside the parallel region: inside it they are not vectorised.) */
-static void run_part(const coba_pass *pass, int second, coba_part *part) {
+NOINLINE static void run_part(const coba_pass *pass, int second, coba_part *part) {
     if (pass->gains->saturation == EXPONENTIAL) {
         if (second) pass_budgets(pass, EXPONENTIAL, part);
         else pass_intercepts(pass, EXPONENTIAL, part);

@@ -602,7 +602,7 @@ def _dp(values: Floats, width: int, spare: int, choice: Any) -> None:
 
 
 def _parameters(form: Form) -> list[Floats]:
-    return [np.ascontiguousarray(x, dtype=np.float64).reshape(-1) for x in form[1:]]
+    return [np.array((x,)) if isinstance(x, float) else np.ascontiguousarray(x, dtype=np.float64) for x in form[1:]]
 
 
 def _parts(p: Floats, form: Form) -> tuple[int, Floats, Floats, Floats]:
