@@ -11,7 +11,6 @@
 typedef struct {
     int64_t units; /* Σ budgets at θ */
     double slope;  /* units a step of θ: Σ 1/k over prompts strictly between low and high */
-    double next;   /* the largest gain not above θ (settled counts only) */
 } coba_count;
 
 /* 1/k, held within what stays finite when multiplied; returns how many prompts can gain nothing. */
@@ -63,40 +62,37 @@ INLINE coba_count count_units(const int saturation, int64_t n, const double *res
         units += (int64_t)(bits_of(x + ROUND) - ROUND_BITS);
         slope += ((x > low) & (x < high)) ? step : 0.0;
     }
-    return (coba_count){units, slope, -INFINITY};
+    return (coba_count){units, slope};
 }
 
-/* The same, exactly: budgets, and in `gains` the next gain of each prompt (-inf at high). An estimate that rounding has
-   put beside the truth is seen by its gains, and settled one by one. */
-INLINE coba_count settle(const int saturation, int64_t n, const double *restrict a, const double *restrict k,
-                         const double *restrict d, const double *restrict inverse, int64_t low, int64_t high,
-                         double theta, int64_t *restrict budgets, double *restrict gains) {
+/* The same, exactly: writes budgets, and in `gains` the next gain of each prompt (-inf at high); returns Σ budgets. An
+   estimate that rounding has put beside the truth is seen by its gains, and settled one by one. */
+INLINE int64_t settle(const int saturation, int64_t n, const double *restrict a, const double *restrict k,
+                      const double *restrict d, const double *restrict inverse, int64_t low, int64_t high, double theta,
+                      int64_t *restrict budgets, double *restrict gains) {
     const double least = (double)low, most = (double)high;
     int64_t units = 0;
-    double slope = 0.0, next = -INFINITY, wrong = 0.0;
-    PRAGMA(omp simd reduction(+ : units, slope, wrong) reduction(max : next))
+    double wrong = 0.0;
+    PRAGMA(omp simd reduction(+ : units, wrong))
     for (int64_t i = 0; i < n; i++) {
         const double gap = saturation == MIXED_GROUP ? d[i] : 0.0;
         double step;
         double x = root(saturation, a[i], k[i], gap, inverse[i], theta, &step) + 0.5;
         x = x > least ? x : least;
         x = x < most ? x : most;
-        slope += ((x > least) & (x < most)) ? step : 0.0;
         x = (x + ROUND) - ROUND;
         const double now = log_gain(saturation, a[i], k[i], gap, x);
         const double then = log_gain(saturation, a[i], k[i], gap, x - 1.0);
         const double more = now > theta ? 1.0 : 0.0, fewer = then <= theta ? 1.0 : 0.0;
         wrong += (x < most ? more : 0.0) + (x > least ? fewer : 0.0);
         gains[i] = x < most ? now : -INFINITY;
-        next = gains[i] > next ? gains[i] : next;
         const int64_t budget = (int64_t)(bits_of(x + ROUND) - ROUND_BITS);
         units += budget;
         budgets[i] = budget;
     }
-    if (wrong == 0.0) return (coba_count){units, slope, next};
+    if (wrong == 0.0) return units;
     const coba_units u = {n, low, high, a, k, d, 0};
     units = 0;
-    next = -INFINITY;
     for (int64_t i = 0; i < n; i++) {
         int64_t b = budgets[i];
         if (b < high && unit_gain(saturation, &u, i, b) > theta) b++;
@@ -107,22 +103,25 @@ INLINE coba_count settle(const int saturation, int64_t n, const double *restrict
         budgets[i] = b;
         gains[i] = b < high ? unit_gain(saturation, &u, i, b) : -INFINITY;
         units += b;
-        next = gains[i] > next ? gains[i] : next;
     }
-    return (coba_count){units, slope, next};
+    return units;
+}
+
+INLINE double largest_of(const double *restrict x, int64_t n) {
+    double largest = -INFINITY;
+    PRAGMA(omp simd reduction(max : largest))
+    for (int64_t i = 0; i < n; i++) largest = x[i] > largest ? x[i] : largest;
+    return largest;
 }
 
 /* Units not yet given with gains of at least `edge`: adds those of prompts first .. first+n to `near`, which holds
    `few`; returns how many there are now, or more than few. */
 INLINE int64_t gather(const int saturation, int64_t first, int64_t n, const double *a, const double *k,
-                      const double *d, const int64_t *budgets, const double *restrict gains, int64_t high, double edge, coba_unit *near,
-                      int64_t count, int64_t few) {
+                      const double *d, const int64_t *budgets, const double *restrict gains, int64_t high, double edge,
+                      coba_unit *near, int64_t count, int64_t few) {
     for (int64_t from = 0; from < n && count <= few; from += 16) {
         const int64_t to = from + 16 < n ? from + 16 : n;
-        double largest = -INFINITY;
-        PRAGMA(omp simd reduction(max : largest))
-        for (int64_t i = from; i < to; i++) largest = gains[i] > largest ? gains[i] : largest;
-        if (largest < edge) continue;
+        if (largest_of(gains + from, to - from) < edge) continue;
         for (int64_t i = from; i < to; i++) {
             double gain = gains[i];
             for (int64_t b = budgets[i]; gain >= edge && b < high && count <= few; count++) {
@@ -213,15 +212,13 @@ INLINE int newton_kept(const coba_gains *g, const int saturation, int64_t low, i
             if (up < INFINITY && down > -INFINITY) to = 0.5 * (up + down);
             else if (!(to == to)) to = c.units > total ? theta + 1.0 : theta - 1.0;
         }
+        if (step > 0) c.slope = count_units(saturation, prompts, a, k, d, inverse, (double)low, (double)high, to).slope;
         theta = to;
-        c = (coba_count){0, 0.0, -INFINITY};
+        c.units = 0;
         for (int64_t from = 0; from < prompts; from += BLOCK) { /* a wrong estimate costs its block a second look */
             const int64_t n = prompts - from < BLOCK ? prompts - from : BLOCK;
-            const coba_count part = settle(saturation, n, a + from, k + from, d + (gaps ? from : 0), inverse + from, low,
-                                           high, theta, budgets + from, gains + from);
-            c.units += part.units;
-            c.slope += part.slope;
-            c.next = part.next > c.next ? part.next : c.next;
+            c.units += settle(saturation, n, a + from, k + from, d + (gaps ? from : 0), inverse + from, low, high, theta,
+                              budgets + from, gains + from);
         }
         if (c.units > total) {
             down = theta > down ? theta : down;
@@ -236,9 +233,10 @@ INLINE int newton_kept(const coba_gains *g, const int saturation, int64_t low, i
         if (spare <= few / 2) {
             int64_t count = 0;
             for (double margin = (double)spare + 2.0 + 2.0 * sqrt((double)spare); count < spare; margin *= 2.0) {
-                const double edge = c.slope > 0.0 && margin < 8.0 * (double)few ? theta - margin / c.slope : c.next;
+                const int sloped = c.slope > 0.0 && margin < 8.0 * (double)few;
+                const double edge = sloped ? theta - margin / c.slope : largest_of(gains, prompts);
                 count = gather(saturation, 0, prompts, a, k, d, budgets, gains, high, edge, near, 0, few);
-                if (edge == c.next) break;
+                if (!sloped) break;
             }
             if (count >= spare && count <= few) {
                 select_first(near, count, spare);
@@ -248,11 +246,12 @@ INLINE int newton_kept(const coba_gains *g, const int saturation, int64_t low, i
             }
         }
         if (step == 0 && spare > few / 2) continue;
+        const double next = largest_of(gains, prompts);
         int64_t ties = 0; /* many prompts alike: are the units of the next gain enough? */
         if (!most && !(most = malloc((size_t)prompts * sizeof *most))) goto done;
         for (int64_t i = 0; i < prompts; i++) {
             int64_t b = budgets[i];
-            for (double gain = gains[i]; gain == c.next && b < high; gain = unit_gain(saturation, &u, i, b)) b++;
+            for (double gain = gains[i]; gain == next && b < high; gain = unit_gain(saturation, &u, i, b)) b++;
             most[i] = (int32_t)b;
             ties += b - budgets[i];
         }
@@ -261,7 +260,7 @@ INLINE int newton_kept(const coba_gains *g, const int saturation, int64_t low, i
             result = 0;
             goto done;
         }
-        theta = c.next; /* the next step looks below it */
+        theta = next; /* the next step looks below it */
         up = theta;
         c.units += ties;
     }
@@ -327,8 +326,8 @@ INLINE void pass_budgets(const coba_pass *pass, const int saturation, coba_part 
         memcpy(a, budgets, (size_t)n * sizeof *a);
         slopes(pass->gains, saturation, from, n, a, k);
         invert(n, a, k, inverse);
-        part->units += settle(saturation, n, a, k, (double *)0, inverse, pass->low, pass->high, pass->theta, budgets,
-                              gains).units;
+        part->units +=
+            settle(saturation, n, a, k, (double *)0, inverse, pass->low, pass->high, pass->theta, budgets, gains);
         part->count = gather(saturation, from, n, a, k, (double *)0, budgets, gains, pass->high, pass->edge, part->near,
                              part->count, pass->few);
     }
@@ -366,8 +365,7 @@ INLINE int newton_streamed(const coba_gains *g, const int saturation, int64_t lo
                            int64_t *budgets, int threads) {
     const int64_t prompts = g->prompts, blocks = (prompts + BLOCK - 1) / BLOCK;
     const int64_t sampled = blocks / 16 < 256 ? blocks / 16 : 256; /* blocks, spread over all prompts */
-    const double room = 8.0 * shortfall(prompts); /* covers what one Newton step from the sample's θ misses by */
-    const int64_t few = 64 + (int64_t)(8.0 * room);
+    const int64_t few = 64 + (int64_t)(64.0 * shortfall(prompts));
     double *sample_a = malloc((size_t)(3 * sampled * BLOCK) * sizeof *sample_a), *sample_k = sample_a + sampled * BLOCK;
     double *sample_inverse = sample_k + sampled * BLOCK;
     coba_unit *near = malloc((size_t)(few * threads) * sizeof *near);
@@ -395,7 +393,11 @@ INLINE int newton_streamed(const coba_gains *g, const int saturation, int64_t lo
             slope += parts[t].slope;
         }
         if (total >= (prompts - edges) * high + edges * low || !(slope > 0.0)) goto done;
-        pass.theta += ((double)(units - total) + room) / slope;
+        /* what one Newton step from there may miss by: rounding, and the curvature of the count */
+        const double excess = (double)(units - total), curved = 12.0 * excess * excess / (double)total;
+        double room = 4.0 * shortfall(prompts) + curved;
+        room = room < (double)few / 3.0 ? room : (double)few / 3.0;
+        pass.theta += (excess + room) / slope;
         pass.edge = pass.theta - 2.0 * room / slope;
         run_pass(&pass, 1, parts, threads);
         units = 0;
