@@ -107,6 +107,7 @@ def run_info(arguments: argparse.Namespace) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     from coba_core.evaluate_cli import add_evaluate_command
+    from coba_core.headroom_cli import add_headroom_command
     from coba_core.integrations.grpo import command
 
     root = argparse.ArgumentParser(prog="coba-core", description="Exact allocation of rollouts to prompts.")
@@ -128,6 +129,7 @@ def _parser() -> argparse.ArgumentParser:
     allocate.add_argument("--output", metavar="FILE", help="CSV or JSONL by its ending [standard output]")
     allocate.set_defaults(run=run_allocate)
     add_evaluate_command(commands)
+    add_headroom_command(commands)
     commands.add_parser("info", help="backends and versions found").set_defaults(run=run_info)
     return root
 
