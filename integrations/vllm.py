@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from .grpo.config import TrainConfig
 from .grpo.loss import completion_logprobs, micro_batches
 from .grpo.model import Policy
 from .grpo.rollouts import Rollouts, pad_left
@@ -197,6 +198,15 @@ class VLLMRollouts:
         self._load()  # as after every step, so that there is one way
         if self._sleeps:
             self.sleep()
+
+    @classmethod
+    def for_loop(cls, policy: Policy, config: TrainConfig, *, longest_prompt: int) -> VLLMRollouts:
+        """The engine that a configuration of the reference loop asks for; its prompts have up to so many tokens."""
+        room = longest_prompt + config.max_new_tokens
+        return cls(
+            policy, **{"max_model_len": room, "micro_batch_tokens": config.micro_batch_tokens,
+                       **config.rollout_engine_args},
+        )  # fmt: skip
 
     def _load(self) -> None:
         with torch.no_grad(), _quiet():

@@ -54,6 +54,10 @@ class TrainConfig:
     max_new_tokens: int = 8
     stop: str = ""  # a text of one token that ends a completion, besides the end of sequence
     generation_rows: int = 4096  # rollouts generated at a time
+    # Who samples: "generate" is this loop, "vllm" an engine in its process (docs/vllm.md), whose rollout_engine_args are
+    # those of coba_core.integrations.vllm.VLLMRollouts and of vllm.LLM. Evaluation samples by "generate".
+    rollout_engine: Literal["generate", "vllm"] = "generate"
+    rollout_engine_args: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     # Loss and optimiser
     lr: float = 1e-4
@@ -121,6 +125,8 @@ class TrainConfig:
                 f"rollouts_per_prompt: must lie within [budget_low, budget_high] = [{self.budget_low}, "
                 f"{self.budget_high}], got {self.rollouts_per_prompt}"
             )
+        if self.rollout_engine_args and self.rollout_engine == "generate":
+            raise ValueError("rollout_engine_args: 'generate' takes none; set rollout_engine: vllm, or leave them out")
         if not self.output:
             raise ValueError("output: must name a folder")
 

@@ -15,6 +15,7 @@ import torch
 import coba_core
 from coba_core.temperature import EntropyTemperature
 
+from ..vllm import VLLMRollouts
 from . import checkpoint
 from .config import TrainConfig
 from .loss import LossSettings, backward, token_weights
@@ -68,6 +69,9 @@ class Trainer:
                     f"max_prompt_tokens: problem {problem.key!r} has {len(tokens)} tokens, not 1 to "
                     f"{config.max_prompt_tokens}"
                 )
+        self.engine: VLLMRollouts | None = None
+        if config.rollout_engine == "vllm":
+            self.engine = VLLMRollouts.for_loop(self.policy, config, longest_prompt=max(map(len, self.prompts)))
         self.allocator = make_allocator(config, len(self.task.train), self.policy.device)
         self.stream = PromptStream(len(self.task.train), config.seed)
         self.sampler = torch.Generator(self.policy.device).manual_seed(config.seed)
@@ -114,11 +118,15 @@ class Trainer:
                 warnings.simplefilter("ignore", coba_core.BudgetWarning)
             budgets = torch.as_tensor(self.allocator.allocate(keys, prompts * config.rollouts_per_prompt))
         self.allocator_seconds += time.perf_counter() - start
-        rollouts = generate(
-            self.policy, [self.prompts[i] for i in indices], budgets, generator=self.sampler,
-            max_new_tokens=config.max_new_tokens, temperature=self.sampling_temperature(), top_p=config.top_p,
-            top_k=config.top_k, max_rows=config.generation_rows,
-        )  # fmt: skip
+        arguments: dict[str, Any] = {
+            "generator": self.sampler, "max_new_tokens": config.max_new_tokens,
+            "temperature": self.sampling_temperature(), "top_p": config.top_p, "top_k": config.top_k,
+        }  # fmt: skip
+        asked = [self.prompts[i] for i in indices]
+        if self.engine is not None:
+            rollouts = self.engine.generate(asked, budgets, **arguments)
+        else:
+            rollouts = generate(self.policy, asked, budgets, max_rows=config.generation_rows, **arguments)
         texts = self.policy.decode(rollouts.completions())
         scores = [self.task.score(problems[i], text) for i, text in zip(rollouts.rows.tolist(), texts, strict=True)]
         rewards = torch.tensor(scores, dtype=torch.float64, device=self.policy.device)
@@ -193,6 +201,9 @@ class Trainer:
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         metrics |= self.update(rollouts, advantages, temperature)
+        if self.engine is not None:
+            self.engine.synchronise()
+            metrics["engine_gap"] = self.engine.gap
         if self.temperature is not None:
             self.temperature.update(metrics["entropy"])
             if (target := self.temperature.metrics.get("target_entropy")) is not None:
