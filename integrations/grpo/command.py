@@ -65,7 +65,15 @@ def add_compare_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentP
         help='an allocator by name, or a label and settings: "e3 allocator=rank entropy_temperature={}"; may be '
         "repeated [uniform, coba, knapsack]",
     )  # fmt: skip
-    parser.add_argument("--seeds", type=int, default=3, help="seeds, from the configured one on [%(default)s]")
+    parser.add_argument(
+        "study", nargs="?", help="YAML file of a study: pools, batches, methods, seeds; see studies/quick.yaml"
+    )
+    parser.add_argument(
+        "--only", nargs="+", metavar="LABEL", help="of a study: the pools, batches and methods with these labels only"
+    )
+    parser.add_argument("--minutes", type=float, help="of a study: begin no cell after so many minutes")
+    parser.add_argument("--report", action="store_true", help="of a study: run nothing, report what is there")
+    parser.add_argument("--seeds", type=int, help="seeds, from the configured one on [3; of a study: its own]")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time, each in its own process [%(default)s]")
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
     add_config_arguments(parser)
@@ -75,16 +83,21 @@ def add_compare_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentP
 
 def run_compare(arguments: argparse.Namespace) -> int:
     for name in ("seeds", "jobs"):
-        if getattr(arguments, name) < 1:
-            raise ValueError(f"--{name}: must be at least 1, got {getattr(arguments, name)}")
+        if (value := getattr(arguments, name)) is not None and value < 1:
+            raise ValueError(f"--{name}: must be at least 1, got {value}")
     from pathlib import Path
 
+    if arguments.study is not None:
+        return run_study_file(arguments)
+    for name in ("only", "minutes", "report"):
+        if getattr(arguments, name):
+            raise ValueError(f"--{name}: goes with the file of a study")
     from .compare import compare
 
     config = load_config(arguments.config).override(assignments(arguments))
     output = Path(config.output) if config.output != TrainConfig.output else Path("out/compare")
     methods = arguments.method or ["uniform", "coba", "knapsack"]
-    options = {"seeds": arguments.seeds, "jobs": arguments.jobs, "progress": not arguments.quiet}
+    options = {"seeds": arguments.seeds or 3, "jobs": arguments.jobs, "progress": not arguments.quiet}
     try:
         print(compare(config, methods, output=output, **options))
     except KeyboardInterrupt:
@@ -92,3 +105,32 @@ def run_compare(arguments: argparse.Namespace) -> int:
         return 130
     print(f"written to {output}: table.md, picture.png, runs/")
     return 0
+
+
+def run_study_file(arguments: argparse.Namespace) -> int:
+    """Runs what is missing of a study and reports on all that is there; exit status 1 if a cell failed."""
+    import time
+    from pathlib import Path
+
+    from .report import write_report
+    from .study import load_study, run_study, select
+
+    given = [text for text in assignments(arguments) if not text.startswith("output=")]
+    if given or arguments.method or arguments.config:
+        raise ValueError("a study holds settings and methods in its file: of the settings only --output goes with it")
+    output = Path(arguments.field_output or Path("out") / Path(arguments.study).stem)
+    study = load_study(arguments.study, output, seeds=arguments.seeds)
+    chosen = select(study, arguments.only or [])
+    until = None if arguments.minutes is None else time.time() + 60 * arguments.minutes
+    failed: dict[str, str] = {}
+    if not arguments.report:
+        try:
+            failed = run_study(chosen, jobs=arguments.jobs, progress=not arguments.quiet, until=until)
+        except KeyboardInterrupt:
+            print(f"\ninterrupted; the same command goes on from what is in {output}", file=sys.stderr)
+            return 130
+    print(write_report(study, output))
+    print(f"written to {output}: report.md, report.html, cells.jsonl")
+    for name, error in failed.items():
+        print(f"failed: {name}: {error.strip().splitlines()[-1]}", file=sys.stderr)
+    return 1 if failed else 0

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 ALLOCATORS = (
-    "uniform", "coba", "coba_released", "coba_explore_first", "knapsack", "rank", "fixed", "linear", "value",
+    "uniform", "coba", "coba_released", "coba_explore_first", "knapsack", "rank", "fixed", "linear", "lean", "value",
 )  # fmt: skip
 RESUMABLE = ("steps", "stop_after", "threads", "checkpoint_every", "keep_checkpoints", "eval_every", "tensorboard")
 """What may change when a run is resumed; all else would make it another run."""
@@ -20,8 +20,8 @@ RESUMABLE = ("steps", "stop_after", "threads", "checkpoint_every", "keep_checkpo
 class TrainConfig:
     """All settings of a run. A ValueError names the field that is wrong."""
 
-    # Policy: "embedded", or the name or path of any causal LM. policy_args: fields of embedded.Warmup, or keyword
-    # arguments of from_pretrained. lora: fields of peft.LoraConfig.
+    # Policy: "embedded", "skills", or the name or path of any causal LM. policy_args: fields of embedded.Warmup or
+    # skills.SkillsWarmup, or keyword arguments of from_pretrained. lora: fields of peft.LoraConfig.
     policy: str = "embedded"
     policy_args: dict[str, Any] = dataclasses.field(default_factory=dict)
     lora: dict[str, Any] | None = None
@@ -32,7 +32,7 @@ class TrainConfig:
     threads: int = 0  # of torch on the CPU; 0 leaves them alone
 
     # Task and its arguments: see tasks.py.
-    task: Literal["arithmetic", "reasoning_gym", "file"] = "arithmetic"
+    task: Literal["arithmetic", "skills", "reasoning_gym", "file"] = "arithmetic"
     task_args: dict[str, Any] = dataclasses.field(default_factory=dict)
     chat: bool = False  # put prompts through the tokenizer's chat template
     max_prompt_tokens: int = 1024

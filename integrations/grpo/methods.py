@@ -9,6 +9,7 @@ import torch
 
 import coba_core
 from coba_core.rank import RankAllocator
+from coba_core.state import finite_number
 
 from .config import TrainConfig
 
@@ -19,6 +20,26 @@ SATURATIONS: dict[str, Callable[..., Any]] = {
     "first_success": coba_core.FirstSuccess,
     "inverse_variance": coba_core.InverseVariance,
 }
+
+
+class LeanSchedule(coba_core.CapabilitySchedule):
+    """α = 1, β = 1 + lean (1 - F̄): (1-p)^γ with γ = lean (1 - F̄), so that the abler the policy, the more goes to hard
+    prompts. Of CapabilitySchedule it has the mean F̄ of the last `window` failure rates.
+
+    >>> schedule = LeanSchedule(lean=4.0)
+    >>> schedule.update(0.25)
+    >>> schedule.alpha_beta()
+    (1.0, 4.0)
+    """
+
+    kind = "LeanSchedule"
+
+    def __init__(self, lean: float = 3.0, window: int = 10) -> None:
+        super().__init__(window=window)
+        self.lean = finite_number("lean", lean, at_least=0.0)
+
+    def at(self, mean_failure_rate: float) -> tuple[float, float]:
+        return 1.0, 1.0 + self.lean * (1.0 - mean_failure_rate)
 
 
 def _named(table: dict[str, Callable[..., Any]], what: str, entry: Any) -> Any:
@@ -37,8 +58,8 @@ def make_allocator(config: TrainConfig, dataset_size: int, device: torch.device)
     (:mod:`coba_core.device`), where Triton is installed, unless they ask for what only the CPU's has: noise, a solver
     or a backend.
 
-    coba, coba_explore_first, linear, fixed: ``saturation``, ``history`` (fields of PassRateHistory), ``noise``; the
-    rest goes to the schedule. knapsack, rank, coba_released, uniform: their own keyword arguments. value:
+    coba, coba_explore_first, linear, fixed, lean: ``saturation``, ``history`` (fields of PassRateHistory), ``noise``;
+    the rest goes to the schedule. knapsack, rank, coba_released, uniform: their own keyword arguments. value:
     ``preference`` and ``saturation``, such as ``{name: power, a: 0, b: 2}`` and ``mixed_group``.
     """
     name, arguments = config.allocator, dict(config.allocator_args)
@@ -48,7 +69,8 @@ def make_allocator(config: TrainConfig, dataset_size: int, device: torch.device)
     for key in ("solver", "backend"):
         if key in arguments:
             common[key] = arguments.pop(key)
-    saturation = _named(SATURATIONS, "saturation", arguments.pop("saturation", "exponential"))
+    usual = "mixed_group" if name == "lean" else "exponential"
+    saturation = _named(SATURATIONS, "saturation", arguments.pop("saturation", usual))
     try:
         if name == "uniform":
             return coba_core.UniformAllocator(**common, **arguments)
@@ -66,6 +88,8 @@ def make_allocator(config: TrainConfig, dataset_size: int, device: torch.device)
         schedule: coba_core.CapabilitySchedule | coba_core.FixedSchedule | coba_core.LinearSchedule
         if name == "fixed":
             schedule = coba_core.FixedSchedule(**arguments)
+        elif name == "lean":
+            schedule = LeanSchedule(**arguments)
         elif name == "linear":
             schedule = coba_core.LinearSchedule(**{"steps": config.steps, **arguments})
         else:

@@ -113,6 +113,10 @@ def load_policy(config: TrainConfig, *, progress: bool = True, weights: Path | N
         from .embedded import embedded_policy
 
         source, arguments = embedded_policy(arguments, progress=progress), {"attn_implementation": "eager"}
+    elif config.policy == "skills":
+        from .skills import skills_policy
+
+        source, arguments = skills_policy(arguments, progress=progress), {"attn_implementation": "eager"}
     if weights is not None and config.lora is None:
         source = weights
         arguments.pop("gguf_file", None)  # a checkpoint is in the plain layout

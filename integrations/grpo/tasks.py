@@ -99,6 +99,25 @@ def arithmetic_task(
     return Task(pool(train, 0, False), pool(heldout, 1, True), exact_match)
 
 
+def skills_task(
+    *, train: int = 256, heldout: int = 256, mix: dict[int, float] | None = None, seed: int = 0, maps_seed: int = 0
+) -> Task:
+    """Prerequisite skills for the skills policy, see skills.py. ``mix`` weighs the levels, 1 to 6.
+
+    ``seed`` chooses the problems; ``maps_seed``, the policy's own seed, what is right.
+    """
+    from . import skills  # which loads torch
+
+    weights = dict.fromkeys(range(1, skills.SKILLS + 1), 1.0) if mix is None else mix
+
+    def pool(size: int, stream: int, hold_out: bool) -> list[Problem]:
+        rng = np.random.default_rng([seed, stream])
+        found = skills.problems(rng, size, weights, hold_out=hold_out, seed=maps_seed)
+        return [Problem(prompt, prompt, answer, kind) for kind, prompt, answer in found]
+
+    return Task(pool(train, 0, False), pool(heldout, 1, True), exact_match)
+
+
 def reasoning_gym_task(
     *,
     name: str,
@@ -223,6 +242,7 @@ def file_task(
 
 TASKS: dict[str, Callable[..., Task]] = {
     "arithmetic": arithmetic_task,
+    "skills": skills_task,
     "reasoning_gym": reasoning_gym_task,
     "file": file_task,
 }
