@@ -12,7 +12,9 @@ import importlib.metadata
 import logging
 import os
 import random
+import sys
 import tempfile
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -25,7 +27,8 @@ from .grpo.model import Policy
 from .grpo.rollouts import Rollouts, pad_left
 
 SUPPORTED = (0, 32)  # the minor version that the tests ran with
-COLDEST = 0.01  # vLLM raises lower temperatures to this one, with a warning
+COLDEST, HOTTEST = 0.01, 2.0  # vLLM raises lower temperatures to the one, and refuses any above the other
+LIMITS = ("initial", "low", "high")
 OURS = ("model", "tokenizer", "skip_tokenizer_init", "load_format", "logprobs_mode", "generation_config", "lora_modules")
 ONE_PROCESS = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
 
@@ -99,7 +102,7 @@ def _merged(base: torch.nn.Module, state: dict[str, torch.Tensor]) -> dict[str, 
 
 @contextlib.contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Random states of this process as before: vLLM seeds all of them when it starts."""
+    """Random states of this process as before: vLLM seeds all of them when it starts, and draws from torch's later."""
     python, legacy = random.getstate(), np.random.get_state()
     try:
         with torch.random.fork_rng():
@@ -107,6 +110,21 @@ def _undisturbed() -> Iterator[None]:
     finally:
         random.setstate(python)
         np.random.set_state(legacy)
+
+
+@contextlib.contextmanager
+def starting() -> Iterator[None]:
+    """Around the start of an engine on a CPU where Numba is loaded.
+
+    vLLM 0.32's CPU platform then looks through the attributes of every module, and fails at the one of llvmlite's whose
+    object has an answer to any name.
+    """
+    module = sys.modules.pop("llvmlite.binding.ffi", None)
+    try:
+        yield
+    finally:
+        if module is not None:
+            sys.modules["llvmlite.binding.ffi"] = module
 
 
 @contextlib.contextmanager
@@ -119,6 +137,14 @@ def _quiet() -> Iterator[None]:
         yield
     finally:
         logger.setLevel(level)
+
+
+def _shut_down(llm: Any) -> None:
+    with _quiet():
+        llm.llm_engine.engine_core.shutdown()
+
+
+_running: weakref.ref[VLLMRollouts] | None = None  # vLLM keeps one set of process groups, whose end ends every engine
 
 
 class VLLMRollouts:
@@ -135,7 +161,7 @@ class VLLMRollouts:
     distribution it drew from; ``gap`` the mean distance from the policy's, NaN where top_p, top_k or greedy restricted
     it.
 
-    Only one engine a process, and only in a run of one process. Errors: ImportError (vLLM missing or of an untried
+    One engine a process: another one that still runs is closed first. Only in runs of one process. Errors: ImportError (vLLM missing or of an untried
     version), ValueError (an argument, by its name).
     """
 
@@ -158,7 +184,10 @@ class VLLMRollouts:
                 "rollout_engine: 'vllm' runs in one process only, this run has "
                 f"{torch.distributed.get_world_size()}; choose 'generate'"
             )
+        global _running
         vllm = import_vllm()
+        if _running is not None and (former := _running()) is not None:
+            former.close()
         from vllm.platforms import current_platform
 
         cpu = bool(current_platform.is_cpu())
@@ -186,7 +215,7 @@ class VLLMRollouts:
         base: Any = policy.model.get_base_model() if hasattr(policy.model, "get_base_model") else policy.model
         config = copy.deepcopy(base.config)
         config.architectures = [type(base).__name__]
-        with tempfile.TemporaryDirectory(prefix="coba-core-vllm-") as folder, _undisturbed():
+        with tempfile.TemporaryDirectory(prefix="coba-core-vllm-") as folder, _undisturbed(), starting():
             config.save_pretrained(folder)
             try:
                 self._llm: Any = vllm.LLM(
@@ -195,6 +224,8 @@ class VLLMRollouts:
                 )  # fmt: skip
             except (TypeError, ValueError) as error:
                 raise ValueError(f"rollout_engine_args: vLLM refuses them: {error}") from error
+        self._end = weakref.finalize(self, _shut_down, self._llm)
+        _running = weakref.ref(self)
         self._load()  # as after every step, so that there is one way
         if self._sleeps:
             self.sleep()
@@ -202,6 +233,11 @@ class VLLMRollouts:
     @classmethod
     def for_loop(cls, policy: Policy, config: TrainConfig, *, longest_prompt: int) -> VLLMRollouts:
         """The engine that a configuration of the reference loop asks for; its prompts have up to so many tokens."""
+        asked = {"temperature": config.temperature}
+        asked |= {f"entropy_temperature.{k}": v for k, v in (config.entropy_temperature or {}).items() if k in LIMITS}
+        for name, temperature in asked.items():
+            if not COLDEST <= temperature <= HOTTEST:  # now, not in the middle of a run
+                raise ValueError(f"{name}: vLLM samples at {COLDEST} to {HOTTEST}, got {temperature}")
         room = longest_prompt + config.max_new_tokens
         return cls(
             policy, **{"max_model_len": room, "micro_batch_tokens": config.micro_batch_tokens,
@@ -251,8 +287,10 @@ class VLLMRollouts:
         policy over the rollouts, at ``temperature`` and over the whole vocabulary. So the loss's ratio is exactly 1
         before the first update, whatever the engine's arithmetic; how far that was off is in ``gap``.
         """
-        if not temperature >= COLDEST:
-            raise ValueError(f"temperature: vLLM samples at {COLDEST} or above, got {temperature}; for greedy: greedy")
+        if self._llm is None:
+            raise RuntimeError("the engine is closed, or was when another was started in this process")
+        if not COLDEST <= temperature <= HOTTEST:
+            raise ValueError(f"temperature: vLLM samples at {COLDEST} to {HOTTEST}, got {temperature}")
         counts = budgets.tolist()
         if len(counts) != len(prompts):
             raise ValueError(f"budgets: expected one a prompt, {len(prompts)}, got {len(counts)}")
@@ -278,7 +316,7 @@ class VLLMRollouts:
             for i in asked
         ]  # fmt: skip
         self.wake_up()
-        with _quiet():
+        with _quiet(), _undisturbed():
             requests = [{"prompt_token_ids": prompts[i]} for i in asked]
             outputs = self._llm.generate(requests, parameters, use_tqdm=False)
         if self._sleeps:
@@ -333,8 +371,6 @@ class VLLMRollouts:
             rollouts.logprobs[index], rollouts.entropy[index] = logprobs.float(), entropy.float()
 
     def close(self) -> None:
-        """Ends the engine; its memory is free afterwards."""
-        if self._llm is not None:
-            with _quiet():
-                self._llm.llm_engine.engine_core.shutdown()
-            self._llm = None
+        """Ends the engine and frees its memory, as happens when the object is no longer used."""
+        self._end()
+        self._llm = None
