@@ -166,11 +166,11 @@ def pools(groups: dict[tuple[str, str], Results], reference: str) -> str:
         runs = list(results.get(reference, {}).values())
         if runs:
             found = [run["pool"] for run in runs]
-            rooms = np.array([f["headroom"] for f in found], dtype=np.float64)
+            rooms = [[x for x in when if x is not None] for when in zip(*(f["headroom"] for f in found), strict=True)]
             row = [pool, batch] + [
                 f"{np.mean([f[k] for f in found]):.3f}" for k in ("mean_pass_rate", "never_right", "always_right")
             ]
-            lines.append("| " + " | ".join([*row, ", ".join(f"{x:.2f}" for x in np.nanmean(rooms, axis=0))]) + " |")
+            lines.append("| " + " | ".join([*row, ", ".join(f"{np.mean(x):.2f}" if x else "none" for x in rooms)]) + " |")
     return "\n".join(lines)
 
 
