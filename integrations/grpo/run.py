@@ -152,6 +152,8 @@ def train(
     partial = folder / ".config.yaml.partial"
     partial.write_text(dump_config(config), encoding="utf-8")
     partial.replace(folder / "config.yaml")
+    if last is not None:
+        checkpoint.check(last)  # before anything is made of its weights
     trainer = Trainer(config, progress=progress, weights=weights)
     if last is not None:
         trainer.restore(last)
