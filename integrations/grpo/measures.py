@@ -71,7 +71,7 @@ def transitions(before: Floats, after: Floats) -> list[list[int]]:
     """
     table = np.zeros((len(DIFFICULTY_CLASSES),) * 2, dtype=np.int64)
     np.add.at(table, (difficulty_class(before), difficulty_class(after)), 1)
-    return table.tolist()  # type: ignore[no-any-return]
+    return table.tolist()
 
 
 def _rounded(x: Any, digits: int = 4) -> Any:

@@ -26,6 +26,7 @@ from tqdm import tqdm
 
 from . import arithmetic, embedded
 from .arithmetic import DIGIT_0, VOCABULARY, Integers
+from .model import without_bars
 
 SKILLS = 6
 PROMPT_LENGTH = SKILLS + 3
@@ -144,7 +145,7 @@ def skills_policy(arguments: dict[str, Any] | None = None, *, progress: bool = T
         torch.set_num_threads(threads)
     partial = Path(tempfile.mkdtemp(prefix=".skills-", dir=folder.parent))
     try:
-        with embedded.without_bars():
+        with without_bars():
             model.save_pretrained(partial)
         embedded.build_tokenizer().save_pretrained(partial)
         try:
