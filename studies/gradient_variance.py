@@ -4,6 +4,8 @@ For prompts of each pool of studies/main.yaml, on the policy as it starts: pass 
 each rule would give; then many independent samples of the policy gradient under these budgets, prompts weighted alike,
 with the true pass rate as the baseline and with the mean of the group's others. The variance of even budgets over the
 rule's is set beside coba_core.headroom's prediction, which takes all prompts' gradients to have the same norm.
+
+The measured pass rates land in rates-<pool>.json: ``coba-core headroom`` says what there is to win on them.
 """
 
 from __future__ import annotations
@@ -81,10 +83,11 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--mean", type=int, default=8, help="rollouts a prompt [%(default)s]")
     parser.add_argument("--high", type=int, default=64, help="most rollouts of a prompt; the least are 2 [%(default)s]")
     parser.add_argument("--samples", type=int, default=100, help="gradients a rule [%(default)s]")
-    parser.add_argument("--rollouts", type=int, default=512, help="a prompt, to measure its pass rate [%(default)s]")
+    parser.add_argument("--rollouts", type=int, default=256, help="a prompt, to measure its pass rate [%(default)s]")
     arguments = parser.parse_args(argv)
     begun = time.perf_counter()
     torch.set_num_threads(1)
+    arguments.output.mkdir(parents=True, exist_ok=True)
     study = load_study(arguments.study, arguments.output)
     configs = {cell.pool: cell.config for cell in reversed(study.cells) if cell.method == study.reference}
     found: dict[str, Any] = {}
@@ -94,15 +97,17 @@ def main(argv: list[str] | None = None) -> int:
         for pool, config in sorted(configs.items()):
             config = config.replace(eval_samples=arguments.rollouts, eval_problems=0, seed=0)
             policy, task = load_policy(config, progress=False), make_task(config.task, config.task_args)
+            mirrored = Task(task.heldout, task.train, task.score)
+            whole = evaluate(policy, mirrored, config).correct / arguments.rollouts
+            write_text(arguments.output / f"rates-{pool}.json", json.dumps(whole.tolist()) + "\n")
             order = np.random.default_rng(0).permutation(len(task.train))[: arguments.prompts]
-            problems = [task.train[i] for i in order]
-            rates = evaluate(policy, Task(task.heldout, problems, task.score), config).correct / arguments.rollouts
+            problems, rates = [task.train[i] for i in order], whole[order]
             rules = rule_budgets(rates, arguments.mean * len(rates), low=2, high=arguments.high)
             measured: dict[str, dict[str, tuple[float, float]]] = {}
             for rule in RULES:
                 samples = gradient_samples(policy, task, problems, rates, rules[rule], arguments.samples, config, bar)
                 measured[rule] = {name: variance(gradients) for name, gradients in samples.items()}
-            found[pool] = {"headroom": headroom(rates), "rates": rates.tolist(), "rules": {}}
+            found[pool] = {"headroom": headroom(rates), "headroom_of_pool": headroom(whole), "rules": {}}
             for rule in RULES:
                 row = [pool, f"{found[pool]['headroom']:.2f}", rule]
                 entry: dict[str, Any] = {"budgets": rules[rule].tolist()}
@@ -120,7 +125,6 @@ def main(argv: list[str] | None = None) -> int:
                 lines.append("| " + " | ".join(row) + " |")
     text = "\n".join(lines) + "\n"
     print(text)
-    arguments.output.mkdir(parents=True, exist_ok=True)
     summary = {
         "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(), "machine": machine(),
         "seconds": round(time.perf_counter() - begun), "prompts": arguments.prompts, "mean": arguments.mean,

@@ -29,8 +29,8 @@ TARGETS = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 def gini(budgets: npt.ArrayLike) -> float:
     """Gini coefficient of budgets [M], 0 (all equal) to 1 - 1/M (one has all); 0 for budgets that are all 0.
 
-    >>> gini([4, 4, 4]), gini([0, 0, 6])
-    (0.0, 0.6666666666666667)
+    >>> gini([4, 4, 4]), gini([0, 0, 0, 8])
+    (0.0, 0.75)
     """
     x = np.sort(np.asarray(budgets, dtype=np.float64))
     total = x.sum()

@@ -170,7 +170,8 @@ def pools(groups: dict[tuple[str, str], Results], reference: str) -> str:
             row = [pool, batch] + [
                 f"{np.mean([f[k] for f in found]):.3f}" for k in ("mean_pass_rate", "never_right", "always_right")
             ]
-            lines.append("| " + " | ".join([*row, ", ".join(f"{np.mean(x):.2f}" if x else "none" for x in rooms)]) + " |")
+            row.append(", ".join(f"{np.mean(x):.2f}" if x else "none" for x in rooms))
+            lines.append("| " + " | ".join(row) + " |")
     return "\n".join(lines)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import re
 from pathlib import Path
@@ -194,3 +195,23 @@ def test_holm_is_that_of_the_textbook():
     assert report.holm({"a": 0.01, "b": 0.02, "c": 0.9}) == {"a": 0.03, "b": 0.04, "c": 0.9}
     assert report.holm({"a": 0.6, "b": 0.7}) == {"a": 1.0, "b": 1.0}
     assert report.holm({}) == {}
+
+
+def test_gradient_variance_is_measured_beside_its_prediction(study, tmp_path, capsys):
+    spec = importlib.util.spec_from_file_location("gradient_variance", STUDIES / "gradient_variance.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    study.write_text(STUDY.replace("{steps: 20,", "{steps: 300, lr: 1e-2, batch: 64,").replace(", batch: 32}", "}"))
+    output = tmp_path / "variance"
+    options = ["--prompts", "6", "--samples", "60", "--rollouts", "64", "--mean", "6", "--high", "12"]
+    assert module.main(["--study", str(study), "--output", str(output), *options]) == 0
+    found = json.loads((output / "summary.json").read_text())["pools"]["one"]
+    assert found["rules"]["uniform"]["known"]["ratio"] == 1
+    for rule in found["rules"].values():
+        assert sum(rule["budgets"]) == 36
+        assert rule["known"]["ratio"] == pytest.approx(rule["known"]["predicted"], rel=0.5)
+        assert rule["leave_one_out"]["variance"] > 0
+    capsys.readouterr()
+    assert main(["headroom", str(output / "rates-one.json"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["headroom"] == pytest.approx(found["headroom_of_pool"])
