@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import multiprocessing
+import os
 import re
+import signal
+import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -215,3 +220,18 @@ def test_gradient_variance_is_measured_beside_its_prediction(study, tmp_path, ca
     capsys.readouterr()
     assert main(["headroom", str(output / "rates-one.json"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["headroom"] == pytest.approx(found["headroom_of_pool"])
+
+
+def test_a_killed_process_fails_its_cell_and_no_other(study, tmp_path):
+    chosen = select(load_study(study, tmp_path / "out", seeds=1), ["uniform", "uniform_half"])
+    found: dict[str, str] = {}
+    thread = threading.Thread(target=lambda: found.update(run_study(chosen, progress=False)))
+    thread.start()
+    while thread.is_alive() and not (children := multiprocessing.active_children()):
+        time.sleep(0.01)
+    os.kill(children[0].pid, signal.SIGKILL)
+    thread.join()
+    assert list(found) == ["one-short-uniform-0"] and "killed" in found["one-short-uniform-0"]
+    assert [p.name for p in (tmp_path / "out" / "cells").iterdir()] == ["one-short-uniform_half-0.json"]
+    assert run_study(chosen, progress=False) == {}, "the next run makes up for it"
+    assert len(list((tmp_path / "out" / "cells").iterdir())) == 2
