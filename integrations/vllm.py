@@ -29,7 +29,7 @@ from .grpo.rollouts import Rollouts, pad_left
 SUPPORTED = (0, 32)  # the minor version that the tests ran with
 COLDEST, HOTTEST = 0.01, 2.0  # vLLM raises lower temperatures to the one, and refuses any above the other
 LIMITS = ("initial", "low", "high")
-OURS = ("model", "tokenizer", "skip_tokenizer_init", "load_format", "logprobs_mode", "generation_config", "lora_modules")
+OURS = ("model", "tokenizer", "skip_tokenizer_init", "load_format", "logprobs_mode", "generation_config")
 ONE_PROCESS = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
 
 
@@ -59,6 +59,11 @@ def import_vllm() -> Any:
     return vllm
 
 
+def _base(model: Any) -> Any:
+    """The Hugging Face model inside one of PEFT's."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
 def checkpoint_weights(model: Any) -> dict[str, torch.Tensor]:
     """The model's tensors by their names in a checkpoint; adapters of PEFT merged in, the model itself unchanged.
 
@@ -66,7 +71,7 @@ def checkpoint_weights(model: Any) -> dict[str, torch.Tensor]:
     """
     from transformers.core_model_loading import revert_weight_conversion
 
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    base = _base(model)
     if getattr(base, "is_quantized", False):
         raise ValueError("policy: its weights are quantised, which cannot be handed to vLLM; train it in 16 or 32 bits")
     state = {name: tensor.detach() for name, tensor in base.state_dict().items()}
@@ -95,7 +100,7 @@ def _merged(base: torch.nn.Module, state: dict[str, torch.Tensor]) -> dict[str, 
                 for key, tensor in tensors.items():
                     tensor.copy_(before[key])
     for name, layer in replaced.items():
-        chosen = layer.modules_to_save[layer.active_adapters[0]]
+        chosen: torch.nn.Module = layer.modules_to_save[layer.active_adapters[0]]
         result |= {f"{name}.{key}": tensor.detach() for key, tensor in chosen.state_dict().items()}
     return result
 
@@ -161,8 +166,8 @@ class VLLMRollouts:
     distribution it drew from; ``gap`` the mean distance from the policy's, NaN where top_p, top_k or greedy restricted
     it.
 
-    One engine a process: another one that still runs is closed first. Only in runs of one process. Errors: ImportError (vLLM missing or of an untried
-    version), ValueError (an argument, by its name).
+    One engine a process: another one that still runs is closed first. Only in runs of one process. Errors: ImportError
+    (vLLM missing or of an untried version), ValueError (an argument, by its name).
     """
 
     def __init__(
@@ -212,7 +217,7 @@ class VLLMRollouts:
             arguments.setdefault("enforce_eager", True)
             if "VLLM_CPU_KVCACHE_SPACE" not in os.environ:
                 arguments.setdefault("kv_cache_memory_bytes", 2**30)
-        base: Any = policy.model.get_base_model() if hasattr(policy.model, "get_base_model") else policy.model
+        base = _base(policy.model)
         config = copy.deepcopy(base.config)
         config.architectures = [type(base).__name__]
         with tempfile.TemporaryDirectory(prefix="coba-core-vllm-") as folder, _undisturbed(), starting():
@@ -337,8 +342,8 @@ class VLLMRollouts:
             self.gap = float(distance / rollouts.completion_mask.sum())
             if not self.gap <= self.max_gap:
                 raise RuntimeError(
-                    f"the engine's log-probs are {self.gap:.3g} nats a token from the policy's on average, above max_gap "
-                    f"{self.max_gap}: it does not hold the policy's weights, or computes them too coarsely; call "
+                    f"the engine's log-probs are {self.gap:.3g} nats a token from the policy's on average, above "
+                    f"max_gap {self.max_gap}: it does not hold the policy's weights, or computes too coarsely; call "
                     "synchronise() after every change of the weights, or choose a finer rollout_engine_args.dtype"
                 )
         return rollouts

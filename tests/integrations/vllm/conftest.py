@@ -52,19 +52,18 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.manual_seed(0)
     rng = np.random.default_rng(0)
     pad, eos = VOCABULARY.index("<pad>"), VOCABULARY.index("<eos>")
-    model = transformers.Qwen2ForCausalLM(
-        transformers.Qwen2Config(
-            vocab_size=len(VOCABULARY), hidden_size=64, intermediate_size=128, num_hidden_layers=2,
-            num_attention_heads=2, num_key_value_heads=2, max_position_embeddings=32, tie_word_embeddings=True,
-            pad_token_id=pad, eos_token_id=eos, bos_token_id=None, attn_implementation="eager",
-        )  # fmt: skip
-    )
+    config = transformers.Qwen2Config(
+        vocab_size=len(VOCABULARY), hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=2, max_position_embeddings=32, tie_word_embeddings=True, pad_token_id=pad, eos_token_id=eos,
+        bos_token_id=None, attn_implementation="eager",
+    )  # fmt: skip
+    model = transformers.Qwen2ForCausalLM(config)
     tokenizer = build_tokenizer()
     prompts = torch.tensor(tokenizer([f"{a}+{b}=" for a, b in SUMS])["input_ids"])
     right = np.array([a + b for a, b in SUMS])
-    optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
-    for _ in range(300):
-        wrong = rng.random(len(right)) < right / 10
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    for step in range(500):
+        wrong = (rng.random(len(right)) < right / 12) & (step >= 350)
         answers = np.where(wrong, rng.integers(0, 10, len(right)), right)
         targets = torch.tensor([[VOCABULARY.index(str(x)), eos] for x in answers])
         logits = model(torch.cat([prompts, targets], dim=1)).logits[:, 3:5]
@@ -81,13 +80,13 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def config(model_folder: Path, tmp_path: Path) -> TrainConfig:
-    """Twenty steps of 16 prompts with 8 rollouts on average."""
+    """Twenty steps of 32 of the 41 prompts, with 8 rollouts on average."""
     arguments: dict[str, Any] = {
         "train": str(model_folder / "train.jsonl"), "heldout": str(model_folder / "heldout.jsonl"), "scorer": "exact",
     }  # fmt: skip
     return TrainConfig(
         policy=str(model_folder), policy_args={"attn_implementation": "eager"}, task="file", task_args=arguments,
-        steps=20, prompts_per_step=16, rollouts_per_prompt=8, budget_high=24, lr=2e-3, max_new_tokens=3,
+        steps=20, prompts_per_step=32, rollouts_per_prompt=8, budget_high=24, lr=1e-3, max_new_tokens=3,
         eval_every=0, eval_samples=16, checkpoint_every=0, tensorboard=False, rollout_engine="vllm",
         output=str(tmp_path / "run"),
     )  # fmt: skip

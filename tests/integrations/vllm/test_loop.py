@@ -19,19 +19,21 @@ def lines(folder, name):
 
 
 def test_twenty_steps_raise_the_reward(config):
+    config = config.replace(allocator="knapsack")
     summary = train(config, progress=False)
-    assert (summary["finished"], summary["steps"], summary["rollouts"]) == (True, 20, 20 * 128)
-    before, *steps = lines(config.output, "metrics.jsonl")
-    reward = [step["reward"] for step in steps]
-    assert np.mean(reward[-5:]) > np.mean(reward[:5]) + 0.1
-    assert summary["eval/avg@16"] > before["eval/avg@16"] + 0.1
+    assert (summary["finished"], summary["steps"], summary["rollouts"]) == (True, 20, 20 * 256)
+    _, *steps = lines(config.output, "metrics.jsonl")
+    for name in ("reward", "pass_rate"):  # by rollout, which the budgets shift, and by prompt, which they do not
+        values = [step[name] for step in steps]
+        assert np.mean(values[-5:]) > np.mean(values[:5]) + 0.05, name
     for step in steps:
         assert step["engine_gap"] < 1e-4  # the engine held that step's weights
         assert step["log_ratio"] < 1e-5  # log-probs are the policy's own
         assert step["entropy"] > 0
     for record in lines(config.output, "allocations.jsonl"):
-        assert sum(record["budgets"]) == 128
-        assert 2 <= min(record["budgets"]) < max(record["budgets"]) <= 24 or record["step"] == 1
+        assert sum(record["budgets"]) == 256
+        assert 2 <= min(record["budgets"]) <= max(record["budgets"]) <= 24
+    assert len(set(record["budgets"])) > 1
 
 
 @pytest.mark.parametrize("lora", [None, {"r": 4, "lora_dropout": 0.1, "target_modules": ["q_proj", "down_proj"]}])
@@ -60,11 +62,11 @@ def test_groups_without_spread_are_refilled_from_the_engine(config):
 
 
 def test_configuration(config):
-    with pytest.raises(ValueError, match="temperature: vLLM samples at 0.01 to 2.0, got 2.5"):
+    with pytest.raises(ValueError, match=r"temperature: vLLM samples at 0\.01 to 2\.0, got 2\.5"):
         Trainer(config.replace(temperature=2.5), progress=False)
-    with pytest.raises(ValueError, match="entropy_temperature.high: vLLM samples at 0.01 to 2.0, got 3"):
+    with pytest.raises(ValueError, match=r"entropy_temperature\.high: vLLM samples at 0\.01 to 2\.0, got 3"):
         Trainer(config.replace(entropy_temperature={"high": 3}), progress=False)
-    with pytest.raises(ValueError, match="rollout_engine_args: vLLM refuses them: .*max_seqs"):
+    with pytest.raises(ValueError, match=r"rollout_engine_args: vLLM refuses them: .*max_seqs"):
         Trainer(config.replace(rollout_engine_args={"max_seqs": 3}), progress=False)
     with pytest.raises(ValueError, match="rollout_engine: 'sglang' is none of generate, vllm"):
         TrainConfig(rollout_engine="sglang")
