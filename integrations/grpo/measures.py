@@ -140,12 +140,12 @@ def run_cell(config: TrainConfig) -> dict[str, Any]:
         if trainer.finished or before * 2 < total <= trainer.rollouts * 2:
             evaluate_training()
     place = np.array([min(int(s["share"] * BINS), BINS - 1) for s in steps])
-    curves = {}
+    curves: dict[str, list[float | None]] = {}  # None: not known before the first step
     for name in ("share", *CURVES):
         values = np.array([s.get(name, np.nan) for s in steps])
         means = [values[place == b] for b in np.unique(place)]
         if all(np.isfinite(part).any() for part in means[1:]):
-            curves[name] = _rounded([np.nanmean(p) if np.isfinite(p).any() else -1.0 for p in means])
+            curves[name] = [round(float(np.nanmean(p)), 4) if np.isfinite(p).any() else None for p in means]
     third = max(1, len(steps) // 3)
     parts = {"early": slice(0, third), "middle": slice(third, -third or None), "late": slice(-third, None)}
     spent = [e["rollouts"] for e in evaluations]

@@ -199,7 +199,12 @@ def draw(results: Results, reference: str, title: str) -> bytes:
         grid[0, 0].plot(spent, np.mean(held, axis=0), **style)
         for axes, name in ((grid[0, 1], "mixed_groups"), (grid[0, 2], "entropy"), (grid[1, 0], "alpha")):
             share = np.linspace(0, 1, 24)
-            got = [np.interp(share, r["curves"]["share"], r["curves"][name]) for r in runs if name in r["curves"]]
+            known = [
+                [(x, y) for x, y in zip(r["curves"]["share"], r["curves"][name], strict=True) if y is not None]
+                for r in runs
+                if name in r["curves"]
+            ]
+            got = [np.interp(share, *zip(*points, strict=True)) for points in known]
             if got:
                 axes.plot(share * runs[0]["rollouts"], np.mean(got, axis=0), **style)
         for axes, part in ((grid[1, 1], "early"), (grid[1, 2], "late")):
