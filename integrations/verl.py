@@ -42,7 +42,7 @@ KIND = "coba_core.integrations.verl"
 class BudgetConfig:
     """The group ``coba`` of verl's configuration; what is not a field here is an argument of the allocator.
 
-    allocator: uniform, coba, coba_released, coba_explore_first, fixed, linear, knapsack, rank (or e3), value.
+    allocator: uniform, coba, coba_released, coba_explore_first, fixed, linear, lean, knapsack, rank or e3, value.
     low, high: bounds of a prompt's budget. tau: of the exponential saturation. seed: of the allocator's noise.
     prompt_weighting: "rollout" as verl weighs (a prompt counts in proportion to its budget) or "prompt" (all the same).
     key: the field of the data set, or a list of them, that names a prompt. metric: "reward", or a field of the reward
@@ -83,7 +83,11 @@ class BudgetConfig:
         whole_number("coba.seed", self.seed, at_least=0)
         if self.prompt_weighting not in ("rollout", "prompt"):
             raise ValueError(f"coba.prompt_weighting is {self.prompt_weighting!r}, not 'rollout' or 'prompt'")
-        if not self.key_fields or not all(isinstance(name, str) and name for name in self.key_fields):
+        if (
+            not isinstance(self.key, (str, list))
+            or not self.key
+            or not all(isinstance(name, str) and name for name in self.key_fields)
+        ):
             raise ValueError(f"coba.key is {self.key!r}, not the name of a field or a list of names")
         if not isinstance(self.metric, str) or not self.metric:
             raise ValueError(f"coba.metric is {self.metric!r}, not 'reward' or a field of the reward's extra info")
@@ -94,7 +98,7 @@ class BudgetConfig:
                 f"coba.temperature is {self.temperature!r}: give the arguments of EntropyTemperature one by one, such "
                 "as +coba.temperature.high=1.5, or +coba.temperature={} for its defaults"
             )
-        saturated = ("coba", "coba_explore_first", "fixed", "linear", "value")
+        saturated = ("coba", "coba_explore_first", "fixed", "linear", "lean", "value")
         for name in ("tau", "saturation"):
             given = self.tau if name == "tau" else self.allocator_args.get("saturation")
             if given is not None and self.allocator not in saturated:
@@ -111,6 +115,8 @@ class BudgetConfig:
         arguments = dict(self.allocator_args)
         if self.tau is not None:
             arguments["saturation"] = {"name": "exponential", "tau": self.tau}
+        if "refresh_every" in arguments:
+            arguments.setdefault("dataset_size", None)  # one of the two ends a pass; the size is the default
         try:
             config = TrainConfig(
                 allocator="rank" if self.allocator == "e3" else self.allocator,
@@ -122,7 +128,7 @@ class BudgetConfig:
                 seed=self.seed,
             )
             return make_allocator(config, dataset_size, torch.device("cpu"))
-        except ValueError as error:
+        except (TypeError, ValueError) as error:
             raise ValueError(f"+coba.*: {error}") from error
 
 

@@ -1,4 +1,4 @@
-"""verl on the CPU: its configuration, a small policy and data set, and one run that is killed for all tests to share."""
+"""verl on the CPU: its configuration, a small policy and data, and one run that is killed, for all tests to share."""
 
 from __future__ import annotations
 

@@ -130,9 +130,7 @@ def test_advantages(resumed: dict[str, Any]) -> None:
 def test_fsdp2_update_changes_the_weights(resumed: dict[str, Any]) -> None:
     folder: Path = resumed["folder"] / "checkpoints"
     name = "actor/model_world_size_1_rank_0.pt"
-    early, late = (
-        torch.load(folder / f"global_step_{step}" / name, weights_only=False) for step in (SAVE_AT, STEPS)
-    )
+    early, late = (torch.load(folder / f"global_step_{step}" / name, weights_only=False) for step in (SAVE_AT, STEPS))
     assert early.keys() == late.keys()
     moved = [float((late[key].to_local() - early[key].to_local()).abs().max()) for key in early]
     assert max(moved) > 1e-3 and all(np.isfinite(moved))  # three steps of two updates at a rate of 1e-3
