@@ -204,7 +204,7 @@ def draw(results: Results, reference: str, title: str) -> bytes:
                 for r in runs
                 if name in r["curves"]
             ]
-            got = [np.interp(share, *zip(*points, strict=True)) for points in known]
+            got = [np.interp(share, [x for x, _ in points], [y for _, y in points]) for points in known]
             if got:
                 axes.plot(share * runs[0]["rollouts"], np.mean(got, axis=0), **style)
         for axes, part in ((grid[1, 1], "early"), (grid[1, 2], "late")):
