@@ -215,6 +215,9 @@ class VLLMRollouts:
         }  # fmt: skip
         if cpu:
             arguments.setdefault("enforce_eager", True)
+            # a seeded request whose prompt is read in two goes fails: torch's CPU generators cannot step back
+            arguments["enable_chunked_prefill"] = False
+            arguments.setdefault("max_num_batched_tokens", max(max_model_len, 4096))
             if "VLLM_CPU_KVCACHE_SPACE" not in os.environ:
                 arguments.setdefault("kv_cache_memory_bytes", 2**30)
         base = _base(policy.model)

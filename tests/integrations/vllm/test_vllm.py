@@ -135,6 +135,16 @@ def test_samples_follow_the_distribution(engine):
         assert np.isnan(engine.gap) == bool(options)
 
 
+def test_more_prompts_than_a_step_of_the_engine_reads(policy):
+    engine = VLLMRollouts(policy, max_model_len=24, max_num_batched_tokens=24, max_num_seqs=16)
+    prompts = [policy.encode([f"{i}+{i}+{i}+{i}="], chat=False)[0] for i in range(10, 30)]
+    budgets = torch.arange(20) + 1
+    found = engine.generate(prompts, budgets, max_new_tokens=4, temperature=1.0, generator=seeded(0))
+    assert torch.equal(torch.bincount(found.rows), budgets)
+    assert engine.gap < 1e-4
+    engine.close()
+
+
 def test_stop_token(config):
     policy = load_policy(config.replace(stop="+"), progress=False)
     change(policy)
