@@ -13,7 +13,7 @@ import pytest
 import ray
 import torch
 import transfer_queue as tq
-from coba_core.integrations.verl import BudgetedPPOTrainer, session_rows
+from coba_core.integrations.verl import BudgetedPPOTrainer, check, session_rows
 from verl.trainer.main_ppo import TaskRunnerV1
 from verl.trainer.ppo.v1 import register_trainer
 from verl_cpu_backend import FAILS, SERVER
@@ -174,3 +174,8 @@ def test_state_and_metrics(resumed: dict[str, Any]) -> None:
     # Success is judged by acc, 0 or 1; the scores are lower by a bit for length and most are below the threshold.
     rates = allocator.history.estimates(list(range(1000, 1012)))[1]
     assert rates[[0, 7]].tolist() == [0.0, 0.0] and rates[6] == 1.0
+
+
+def test_check_on_every_node(resumed: dict[str, Any]) -> None:
+    (node,) = [node for node in ray.nodes() if node["Alive"]]
+    assert check(cluster=True) == f"{node['NodeManagerAddress']}: {check()}"
