@@ -215,6 +215,7 @@ class VLLMRollouts:
         }  # fmt: skip
         if cpu:
             arguments.setdefault("enforce_eager", True)
+            arguments.setdefault("block_size", 32)  # what is shared of a prompt are whole blocks: 128 share few prompts
             # a seeded request whose prompt is read in two goes fails: torch's CPU generators cannot step back
             arguments["enable_chunked_prefill"] = False
             arguments.setdefault("max_num_batched_tokens", max(max_model_len, 4096))
@@ -377,6 +378,10 @@ class VLLMRollouts:
         for index in micro_batches(rollouts, everything, self.micro_batch_tokens):
             logprobs, entropy = completion_logprobs(self.policy, rollouts, index, temperature, entropy=True)
             rollouts.logprobs[index], rollouts.entropy[index] = logprobs.float(), entropy.float()
+
+    def metrics(self) -> list[Any]:
+        """vLLM's own counters, such as vllm:prefix_cache_hits; needs the engine argument ``disable_log_stats=False``."""
+        return list(self._llm.get_metrics())
 
     def close(self) -> None:
         """Ends the engine and frees its memory, as happens when the object is no longer used."""

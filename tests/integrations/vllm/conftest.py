@@ -54,7 +54,7 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pad, eos = VOCABULARY.index("<pad>"), VOCABULARY.index("<eos>")
     config = transformers.Qwen2Config(
         vocab_size=len(VOCABULARY), hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=2, max_position_embeddings=32, tie_word_embeddings=True, pad_token_id=pad, eos_token_id=eos,
+        num_key_value_heads=2, max_position_embeddings=96, tie_word_embeddings=True, pad_token_id=pad, eos_token_id=eos,
         bos_token_id=None, attn_implementation="eager",
     )  # fmt: skip
     model = transformers.Qwen2ForCausalLM(config)

@@ -135,6 +135,27 @@ def test_samples_follow_the_distribution(engine):
         assert np.isnan(engine.gap) == bool(options)
 
 
+def test_a_prompt_is_read_once(policy):
+    """Ten rollouts of a prompt of 70 tokens: nine find its two whole blocks of 32; new weights find nothing."""
+    engine = VLLMRollouts(policy, max_model_len=80, disable_log_stats=False)
+    prompt = policy.encode(["+".join("12345" * 7) + "="], chat=False)
+    assert len(prompt[0]) == 70
+
+    def hits():
+        return sum(metric.value for metric in engine.metrics() if metric.name == "vllm:prefix_cache_hits")
+
+    def ten():
+        before = hits()
+        engine.generate(prompt, torch.tensor([10]), max_new_tokens=4, temperature=1.0, generator=seeded(0))
+        return hits() - before
+
+    assert ten() == 9 * 64
+    assert ten() == 10 * 64
+    engine.synchronise()
+    assert ten() == 9 * 64
+    engine.close()
+
+
 def test_more_prompts_than_a_step_of_the_engine_reads(policy):
     engine = VLLMRollouts(policy, max_model_len=24, max_num_batched_tokens=24, max_num_seqs=16)
     prompts = [policy.encode([f"{i}+{i}+{i}+{i}="], chat=False)[0] for i in range(10, 30)]
