@@ -394,9 +394,7 @@ class BudgetedPPOTrainer(PPOTrainerSync):  # type: ignore[misc]  # verl has no t
         # Before verl's own files: it ends with the one that makes this checkpoint the latest.
         folder = Path(self.config.trainer.default_local_dir) / f"global_step_{self.global_steps}"
         folder.mkdir(parents=True, exist_ok=True)
-        temperature = None if self.temperature is None else self.temperature.state_dict()
-        state = {"kind": KIND, "version": 1, "allocator": self.allocator.state_dict(), "temperature": temperature}
-        write_state(folder / STATE_FILE, state)
+        self._write_state(folder / STATE_FILE)
         super()._save_checkpoint()
 
     def _load_checkpoint(self) -> None:
@@ -407,10 +405,18 @@ class BudgetedPPOTrainer(PPOTrainerSync):  # type: ignore[misc]  # verl has no t
         folder = Path(trainer.default_local_dir) / f"global_step_{self.global_steps}"
         if trainer.resume_mode == "resume_path":
             folder = Path(trainer.resume_from_path)
-        path = folder / STATE_FILE
-        if self.budget.fresh_history and not path.exists():
-            return
+        self._read_state(folder / STATE_FILE)
+
+    def _write_state(self, path: Path) -> None:
+        temperature = None if self.temperature is None else self.temperature.state_dict()
+        state = {"kind": KIND, "version": 1, "allocator": self.allocator.state_dict(), "temperature": temperature}
+        write_state(path, state)
+
+    def _read_state(self, path: Path) -> None:
+        """An error names the file; a missing one is passed over with coba.fresh_history."""
         if not path.exists():
+            if self.budget.fresh_history:
+                return
             raise FileNotFoundError(
                 f"{path} is missing: the checkpoint was made without {MODE}. To go on from it with an empty history, "
                 "set +coba.fresh_history=true"

@@ -166,6 +166,34 @@ def test_keys_of_prompts() -> None:
         keys_of(fields, "id")
 
 
+def trainer_with(allocator: coba_core.Allocator, **settings: Any) -> Any:
+    """A trainer with just what its state is made of."""
+    trainer = object.__new__(BudgetedPPOTrainer)
+    trainer.budget, trainer.allocator, trainer.temperature = BudgetConfig(**settings), allocator, None
+    return trainer
+
+
+def test_state_files(tmp_path: Path) -> None:
+    path = tmp_path / "coba.json"
+    saved = trainer_with(coba_core.CapabilityAllocator(high=12))
+    saved.allocator.update(["a", "b"], [1, 0, 1, 1], [0, 0, 1, 1])
+    with pytest.raises(FileNotFoundError, match=r"coba.json is missing: .*\+coba.fresh_history=true"):
+        saved._read_state(path)
+    trainer_with(coba_core.CapabilityAllocator(), fresh_history=True)._read_state(path)
+    saved._write_state(path)
+    again = trainer_with(coba_core.CapabilityAllocator(high=12))
+    again._read_state(path)
+    assert again.allocator.allocate(["a", "b"], 8).tolist() == saved.allocator.allocate(["a", "b"], 8).tolist()
+    with pytest.raises(ValueError, match=r"coba.json: state of UniformAllocator: its kind is 'CapabilityAllocator'"):
+        trainer_with(coba_core.UniformAllocator())._read_state(path)
+    again.temperature = coba_core.EntropyTemperature(64)
+    with pytest.raises(ValueError, match=r"coba.json: it was made with coba.temperature and this run has none, or"):
+        again._read_state(path)
+    path.write_text(path.read_text()[:-20])
+    with pytest.raises(ValueError, match=r"coba.json: not whole"):
+        saved._read_state(path)
+
+
 @pytest.mark.parametrize("estimator", GROUPED_ESTIMATORS)
 def test_estimators_take_groups_of_any_size(estimator: str) -> None:
     """verl's own functions, on groups of 2, 3 and 5 out of order, against a loop."""
