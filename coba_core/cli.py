@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import csv
 import importlib.metadata
+import io
 import json
 import platform
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import coba_core
+from coba_core.state import read_text
 
 
 def read_pass_rates(path: Path, column: str) -> tuple[list[dict[str, Any]], list[float]]:
@@ -21,20 +23,23 @@ def read_pass_rates(path: Path, column: str) -> tuple[list[dict[str, Any]], list
     A line of JSONL is an object with the column, or a bare number.
     """
     records: list[tuple[int, Any]] = []
-    with path.open(encoding="utf-8", newline="") as file:
-        if path.suffix.lower() == ".csv":
-            reader = csv.DictReader(file)
+    file = io.StringIO(read_text(path), newline="")
+    if path.suffix.lower() == ".csv":
+        reader = csv.DictReader(file)
+        try:
             if column not in (reader.fieldnames or ()):
                 raise ValueError(f"{path}:1: no column {column!r}; the header has {', '.join(reader.fieldnames or ())}")
             records = [(reader.line_num, row) for row in reader]
-        else:
-            for number, line in enumerate(file, 1):
-                if line.strip():
-                    try:
-                        record = json.loads(line)
-                    except ValueError as error:
-                        raise ValueError(f"{path}:{number}: not valid JSON: {error}") from error
-                    records.append((number, {column: record} if isinstance(record, (int, float)) else record))
+        except csv.Error as error:
+            raise ValueError(f"{path}:{reader.line_num}: not valid CSV: {error}") from error
+    else:
+        for number, line in enumerate(file, 1):
+            if line.strip():
+                try:
+                    record = json.loads(line)
+                except (ValueError, RecursionError) as error:
+                    raise ValueError(f"{path}:{number}: not valid JSON: {error}") from error
+                records.append((number, {column: record} if isinstance(record, (int, float)) else record))
     rates = []
     for number, record in records:
         where = f"{path}:{number}"
@@ -44,7 +49,7 @@ def read_pass_rates(path: Path, column: str) -> tuple[list[dict[str, Any]], list
             raise ValueError(f"{where}: more fields than the header has")
         try:
             rate = float(record[column])
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             raise ValueError(f"{where}: {column!r} is {record[column]!r}, not a number") from None
         if not 0 <= rate <= 1:
             raise ValueError(f"{where}: {column!r} is {record[column]}, not within [0, 1]")

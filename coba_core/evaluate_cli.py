@@ -65,7 +65,7 @@ def read_samples(path: str | os.PathLike[str], fields: Fields | None = None, gra
             where = f"{os.fspath(path)}:{number}"
             try:
                 record = json.loads(line)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise ValueError(f"{where}: not JSON ({error})") from error
             if not isinstance(record, dict):
                 raise ValueError(f"{where}: {type(record).__name__}, not an object with fields")

@@ -12,6 +12,7 @@ import numpy as np
 
 from coba_core.headroom import headroom, kept_headroom
 from coba_core.kernels.numpy_backend import Floats
+from coba_core.state import read_text
 
 
 def _rate(value: Any, where: str) -> float:
@@ -27,13 +28,17 @@ def read_log(path: Path, last: int) -> tuple[list[float], float]:
     The visits are those of the last `last` steps; all steps for 0.
     """
     steps: list[dict[str, Any]] = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(keepends=True), 1):
-        if not line.endswith("\n"):
-            break  # a running program is about to write the rest
+    for number, line in enumerate(read_text(path).split("\n")[:-1], 1):  # the last is being written, or nothing
         try:
             record = json.loads(line)
-            steps.append({name: record[name] for name in ("ids", "budgets", "rewards")})
-        except (ValueError, TypeError, KeyError) as error:
+            step = {name: record[name] for name in ("ids", "budgets", "rewards")}
+            if not all(isinstance(column, list) and len(column) == len(step["ids"]) for column in step.values()):
+                raise ValueError("lists of one length are needed")
+            for key, budget in zip(step["ids"], step["budgets"], strict=True):
+                if not isinstance(key, str | int) or type(budget) is not int or budget < 0:
+                    raise ValueError(f"prompt {key!r} with a budget of {budget!r}")
+            steps.append(step)
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise ValueError(f"{path}:{number}: not a step with ids, budgets and rewards ({error})") from error
     right: dict[str, float] = {}
     rollouts: dict[str, int] = {}

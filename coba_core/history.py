@@ -15,7 +15,7 @@ PromptId = int | str
 """A stable key of a prompt, such as its index in the data set: the same at every visit and after a restart."""
 
 
-def prompt_keys(prompt_ids: Sequence[PromptId] | npt.NDArray[Any]) -> list[PromptId]:
+def prompt_keys(prompt_ids: Sequence[PromptId] | npt.NDArray[Any], name: str = "prompt_ids") -> list[PromptId]:
     """`prompt_ids` as Python ints and strings; ValueError naming the first that is neither."""
     keys: list[PromptId] = prompt_ids.tolist() if hasattr(prompt_ids, "tolist") else list(prompt_ids)
     if not all(type(key) is int or type(key) is str for key in keys):
@@ -23,7 +23,7 @@ def prompt_keys(prompt_ids: Sequence[PromptId] | npt.NDArray[Any]) -> list[Promp
             if isinstance(key, np.integer):
                 keys[i] = int(key)
             elif not isinstance(key, (int, str)) or isinstance(key, bool):
-                raise ValueError(f"prompt_ids[{i}] is {key!r}, not an int or a string")
+                raise ValueError(f"{name}[{i}] is {key!r}, not an int or a string")
     return keys
 
 
@@ -196,7 +196,7 @@ class PassRateHistory:
             raise ValueError(f"{where}: its window is {state['window']!r}, this history's is {self.window}")
         if not isinstance(state["keys"], list):
             raise ValueError(f"{where}: keys is {state['keys']!r}, not a list")
-        keys = prompt_keys(state["keys"])
+        keys = prompt_keys(state["keys"], f"{where}: keys")
         size = len(keys)
         if len(set(keys)) != size:
             raise ValueError(f"{where}: keys holds a prompt twice")

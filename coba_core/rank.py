@@ -93,7 +93,10 @@ def doubled_ranks(mean_rewards: Floats) -> Ints:
     >>> doubled_ranks(np.array([0.5, 1.0, 0.5, 0.0]))
     array([3, 0, 3, 6])
     """
-    _, place, count = np.unique(-np.round(mean_rewards, 12), return_inverse=True, return_counts=True)
+    with np.errstate(over="ignore"):
+        rounded = np.round(mean_rewards, 12)
+    rounded = np.where(np.isfinite(rounded), rounded, mean_rewards)  # too large to have decimals
+    _, place, count = np.unique(-rounded, return_inverse=True, return_counts=True)
     first = np.cumsum(count) - count
     return np.asarray((2 * first + count - 1)[place], dtype=np.int64)
 
@@ -245,7 +248,7 @@ class RankAllocator(Allocator):
         for name in columns:
             if not isinstance(state[name], list):
                 raise ValueError(f"{where}: {name} is {state[name]!r}, not a list")
-        keys, pass_keys = prompt_keys(state["keys"]), prompt_keys(state["pass_keys"])
+        keys, pass_keys = (prompt_keys(state[name], f"{where}: {name}") for name in ("keys", "pass_keys"))
         if len(set(keys)) != len(keys) or len(set(pass_keys)) != len(pass_keys):
             raise ValueError(f"{where}: keys or pass_keys holds a prompt twice")
         for name in columns[1:4]:
@@ -254,10 +257,10 @@ class RankAllocator(Allocator):
         sums = [finite_number(f"{where}: reward_sums[{i}]", x) for i, x in enumerate(state["reward_sums"])]
         for name, least in (("reward_counts", 1), ("doubled_ranks", -1)):
             for i, x in enumerate(state[name]):
-                if type(x) is not int or x < least or (name == "doubled_ranks" and x > 2 * len(keys)):
+                if type(x) is not int or not least <= x < 2**53 or (name == "doubled_ranks" and x > 2 * len(keys)):
                     raise ValueError(f"{where}: {name}[{i}] is {x!r}, not an integer from {least}")
         for name in ("passes", "progress"):
-            if type(state[name]) is not int or state[name] < 0:
+            if type(state[name]) is not int or not 0 <= state[name] < 2**53:
                 raise ValueError(f"{where}: {name} is {state[name]!r}, not a count")
         self._sums = dict(zip(keys, sums, strict=True))
         self._counts = dict(zip(keys, state["reward_counts"], strict=True))

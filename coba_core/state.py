@@ -61,6 +61,14 @@ def read_state(path: str | os.PathLike[str]) -> State:
     return state
 
 
+def read_text(path: str | os.PathLike[str]) -> str:
+    """The text of a UTF-8 file, its line ends as they are; ValueError that names the file if it is something else."""
+    try:
+        return Path(path).read_bytes().decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{os.fspath(path)}: not text in UTF-8 ({error})") from error
+
+
 def check_state(state: State, kind: str, version: int, keys: Collection[str]) -> None:
     """ValueError unless `state` is of this kind, not newer than `version`, and has exactly these keys besides."""
     if not isinstance(state, dict):
@@ -101,7 +109,7 @@ def finite_number(
     """x as a float within the bounds; ValueError that names it otherwise."""
     try:
         number = float(x)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"{name} is {x!r}, not a number") from error
     bounds = [
         (f"of at least {at_least}", at_least is None or number >= at_least),

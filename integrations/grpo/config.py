@@ -6,8 +6,9 @@ import dataclasses
 import os
 import re
 import typing
-from pathlib import Path
 from typing import Any, Literal
+
+from coba_core.state import finite_number, read_text
 
 ALLOCATORS = (
     "uniform", "coba", "coba_released", "coba_explore_first", "knapsack", "rank", "fixed", "linear", "lean", "value",
@@ -176,7 +177,7 @@ def _typed(name: str, value: Any, hint: Any) -> Any:
             return None
         kind = dict
     if kind is float and type(value) is int:
-        value = float(value)
+        value = finite_number(name, value)
     if type(value) is not kind:
         raise ValueError(f"{name}: expected {kind.__name__}, got {value!r}")
     if kind is float and value - value != 0:
@@ -203,7 +204,7 @@ def load_config(path: str | os.PathLike[str] | None) -> TrainConfig:
     """The configuration in a YAML file; the defaults for None."""
     if path is None:
         return TrainConfig()
-    content = parse_yaml(Path(path).read_text(encoding="utf-8"), str(path))
+    content = parse_yaml(read_text(path), str(path))
     if content is None:
         content = {}
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):

@@ -19,6 +19,8 @@ from typing import Any
 
 from tqdm import tqdm
 
+from coba_core.state import read_text
+
 from .config import TrainConfig, parse_yaml
 
 VERSION = 1  # of what a cell measures: another number makes all cells be run again
@@ -103,7 +105,7 @@ def load_study(path: str | os.PathLike[str], output: Path, *, seeds: int | None 
 
     Order: batch by batch, seed by seed, so that an interrupted study is one over fewer seeds.
     """
-    content = parse_yaml(Path(path).read_text(encoding="utf-8"), str(path))
+    content = parse_yaml(read_text(path), str(path))
     if not isinstance(content, dict):
         raise ValueError(f"{path}: expected a mapping with {', '.join(sorted(FIELDS))}")
     if unknown := sorted(str(key) for key in set(content) - FIELDS):
