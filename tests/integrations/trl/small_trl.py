@@ -64,7 +64,8 @@ def trainer(policy: str | Path, output: str | Path, *, made: type[GRPOTrainer] |
     own = {"reward_funcs": share_of_odd, "train_dataset": data(), **own}
     model = transformers.AutoModelForCausalLM.from_pretrained(policy, dtype=torch.float32)
     tokenizer = transformers.AutoTokenizer.from_pretrained(policy)
-    return (Recorded if made is None else made)(model=model, args=config(output, **options), processing_class=tokenizer, **own)
+    made = Recorded if made is None else made
+    return made(model=model, args=config(output, **options), processing_class=tokenizer, **own)
 
 
 class Recorded(BudgetedGRPOTrainer):
