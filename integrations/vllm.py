@@ -380,7 +380,7 @@ class VLLMRollouts:
             rollouts.logprobs[index], rollouts.entropy[index] = logprobs.float(), entropy.float()
 
     def metrics(self) -> list[Any]:
-        """vLLM's own counters, such as vllm:prefix_cache_hits; needs the engine argument ``disable_log_stats=False``."""
+        """vLLM's own counters, such as vllm:prefix_cache_hits; needs the argument ``disable_log_stats=False``."""
         return list(self._llm.get_metrics())
 
     def close(self) -> None:
