@@ -213,7 +213,7 @@ class BudgetedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # trl has no type
     def _check(self, temperature: EntropyTemperature | None, success_from: str | None) -> None:
         mean, low, high = self.num_generations, self.allocator.low, self.allocator.high
         if self.allocator.on_infeasible == "clip":
-            raise ValueError("allocator has on_infeasible='clip'; a generation batch cannot change its size: use 'raise'")
+            raise ValueError("allocator has on_infeasible='clip'; a generation batch has a fixed size: use 'raise'")
         if not low <= mean <= high:
             raise ValueError(
                 f"num_generations, the mean budget, is {mean}, outside the allocator's [{low}, {high}]: change "
