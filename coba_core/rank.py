@@ -159,8 +159,13 @@ class RankAllocator(Allocator):
         self._rank_metrics: dict[str, float] = {}
 
     def allocate(self, prompt_ids: PromptIds, total_budget: int) -> Ints:
+        before = self._ranks, self._passes, self._pass_keys
         self._begin_step(prompt_keys(prompt_ids))
-        return super().allocate(prompt_ids, total_budget)
+        try:
+            return super().allocate(prompt_ids, total_budget)
+        except ValueError:  # refused, so the step has not begun
+            self._ranks, self._passes, self._pass_keys = before
+            raise
 
     def update(self, prompt_ids: PromptIds, rewards: Any, rows: Any) -> None:
         keys = prompt_keys(prompt_ids)

@@ -33,13 +33,14 @@ from coba_core import (
     MixedGroup,
     PassRateHistory,
     PowerPreference,
+    RankAllocator,
     ReleasedAllocator,
     UniformAllocator,
     ValueAllocator,
     allocate,
     repeat_index,
 )
-from coba_core.allocators import difficulty_class, even_budgets
+from coba_core.allocators import DIFFICULTY_CLASSES, difficulty_class, even_budgets
 
 pytestmark = pytest.mark.filterwarnings("ignore::coba_core.BudgetWarning")
 
@@ -526,20 +527,27 @@ def test_saving_where_nothing_can_be_written(tmp_path: Path) -> None:
 IDS = st.one_of(st.integers(0, 6), st.sampled_from(["a", "b", "6"]))
 
 
+STATEFUL = KINDS | {
+    "rank": RankAllocator,
+    "rank-sized": lambda **o: RankAllocator(dataset_size=3, **o),
+    "rank-refreshed": lambda **o: RankAllocator(refresh_every=2, step=1, **o),
+}
+
+
 class Steps(RuleBasedStateMachine):
     """An allocator, and a twin that is thrown away and loaded again whenever it likes: the two never differ."""
 
     folder: Path
 
-    @initialize(kind=st.sampled_from(sorted(KINDS)), clip=st.booleans(), fractional=st.booleans())
+    @initialize(kind=st.sampled_from(sorted(STATEFUL)), clip=st.booleans(), fractional=st.booleans())
     def start(self, kind: str, clip: bool, fractional: bool) -> None:
         def make() -> Allocator:
             history = PassRateHistory(window=2, fractional=fractional)
-            return KINDS[kind](low=1, high=12, history=history, on_infeasible="clip" if clip else "raise")
+            return STATEFUL[kind](low=1, high=12, history=history, on_infeasible="clip" if clip else "raise")
 
         self.make, self.clip = make, clip
         self.allocator, self.twin, self.saved = make(), make(), None
-        self.failures: list[float] = []
+        self.passes = 0.0
 
     @rule(ids=st.lists(IDS, max_size=8), share=st.floats(-0.2, 1.2))
     def allocate(self, ids: list[Any], share: float) -> None:
@@ -557,6 +565,15 @@ class Steps(RuleBasedStateMachine):
         assert len(budgets) == len(ids) and (not len(ids) or (budgets.min() >= 1 and budgets.max() <= 12))
         assert self.allocator.metrics["clipped"] == feasible - total
         assert self.twin.allocate(ids, total).tolist() == budgets.tolist()
+        metrics = self.allocator.metrics
+        assert self.twin.metrics == metrics
+        if ids:
+            shares = [metrics[f"budget_{name}"] for name in ("unseen", *DIFFICULTY_CLASSES)]
+            assert sum(shares) == pytest.approx(1.0) and min(shares) >= 0.0
+            assert metrics["budget_min"] <= metrics["budget_mean"] <= metrics["budget_max"]
+        passes = metrics.get("passes", 0.0)
+        assert passes >= self.passes
+        self.passes = passes
 
     @rule(ids=st.lists(IDS, max_size=8), data=st.data())
     def update(self, ids: list[Any], data: st.DataObject) -> None:
@@ -583,6 +600,7 @@ class Steps(RuleBasedStateMachine):
         if self.saved is not None:
             for each in (self.allocator, self.twin):
                 each.load(self.saved[1])
+            self.passes = 0.0
             assert self.allocator.state_dict() == self.saved[0]
 
     @rule()

@@ -313,3 +313,18 @@ def test_a_wrong_state_changes_nothing(change: dict) -> None:
     with pytest.raises(ValueError):
         allocator.load_state_dict({**source.state_dict(), **change})
     assert allocator.state_dict() == before
+
+
+def test_a_refused_total_does_not_end_the_pass() -> None:
+    allocator = RankAllocator(low=1, high=12)
+    allocator.update(["a", "b"], [1.0, 0.0], [0, 1])
+    before = allocator.state_dict()
+    with pytest.raises(BudgetError):
+        allocator.allocate(["a"], 100)
+    assert allocator.state_dict() == before
+    allocator.allocate(["a", "b"], 8)
+    assert allocator.state_dict()["passes"] == 1
+
+
+def test_rewards_too_large_for_decimals_are_ranked() -> None:
+    assert doubled_ranks(np.array([1e300, 0.5, 1e299])).tolist() == [0, 4, 2]
