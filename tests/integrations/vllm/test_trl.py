@@ -29,8 +29,8 @@ def test_two_steps_with_a_colocated_engine(model_folder, tmp_path, monkeypatch):
     monkeypatch.setattr("vllm.model_executor.layers.utils.dispatch_cpu_unquantized_gemm", plain_linear)
     arguments = GRPOConfig(
         output_dir=str(tmp_path), per_device_train_batch_size=24, num_generations=4, max_steps=2, learning_rate=1e-2,
-        max_completion_length=3, use_vllm=True, vllm_mode="colocate", vllm_max_model_length=32, use_cpu=True, bf16=False,
-        report_to=[], logging_steps=1, save_strategy="no", disable_tqdm=True,
+        max_completion_length=3, use_vllm=True, vllm_mode="colocate", vllm_max_model_length=32, use_cpu=True,
+        bf16=False, report_to=[], logging_steps=1, save_strategy="no", disable_tqdm=True,
     )  # fmt: skip
     sums = [f"{a}+{b}=" for a in range(4) for b in range(4)]
     seen: list[list[str]] = []
