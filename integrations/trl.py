@@ -111,6 +111,7 @@ class BudgetCallback(TrainerCallback, ExportableState):  # type: ignore[misc]  #
         saved = state.stateful_callbacks.get(KIND)
         if saved is None:
             if self.fresh_history:
+                state.stateful_callbacks[KIND] = self.state()  # a checkpoint only renews what is there
                 return
             raise ValueError(
                 "the checkpoint has no state of an allocator (it was made by another trainer). To go on from it with "

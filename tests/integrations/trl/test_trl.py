@@ -205,7 +205,7 @@ def test_lora(policy_folder: Path, tmp_path: Path) -> None:
     ids=["knapsack", "coba", "e3"],
 )
 def test_resume_decides_the_same(policy_folder: Path, tmp_path: Path, make: Any) -> None:
-    options: dict[str, Any] = {"max_steps": 6, "save_strategy": "steps", "save_steps": 3}
+    options: dict[str, Any] = {"max_steps": 6, "save_strategy": "steps", "save_steps": 3, "shuffle_dataset": False}
     whole = uneven(policy_folder, tmp_path, allocator=make(), temperature=EntropyTemperature(17), **options)
     whole.train()
     again = uneven(policy_folder, tmp_path, allocator=make(), temperature=EntropyTemperature(17), **options)
@@ -291,7 +291,7 @@ def test_grouped_advantages_by_hand() -> None:
 def launch(policy: Path, output: Path, kind: str) -> list[dict[str, Any]]:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     script = Path(__file__).with_name("small_trl.py")
-    done = subprocess.run([*command, script, policy, output, kind], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([*command, script, policy, output, kind], capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr[-3000:]
     return [json.loads(Path(f"{output}.{rank}").read_text()) for rank in (0, 1)]
 
