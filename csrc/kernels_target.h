@@ -1,6 +1,6 @@
 /* Included once a target, after its instruction set is switched on; defines coba_kernels_<TARGET>. */
+#include "classes.h"
 #include "heap.h"
-#include "newton.h"
 
 #define JOIN(x, y) x##y
 #define NAMED(x, y) JOIN(x, y)
@@ -55,7 +55,8 @@ static int threshold(const coba_gains *g, int64_t low, int64_t high, int64_t tot
     if (g->saturation == FIRST_SUCCESS)
         for (int64_t i = 0; i < prompts; i++) solved |= g->p[i] == 1.0;
     if (!solved) {
-        FOR_SATURATION(g->saturation, result = threshold_newton(g, saturation, low, high, total, budgets, threads))
+        FOR_SATURATION(g->saturation, if (threshold_classes(g, saturation, low, high, total, budgets)) return 0;
+                       result = threshold_newton(g, saturation, low, high, total, budgets, threads))
         return result;
     }
     double *memory = all_coefficients(g, &u);

@@ -60,10 +60,11 @@ INLINE void give(const coba_unit *units, int64_t count, int64_t *budgets) {
     for (int64_t j = 0; j < count; j++) budgets[units[j].prompt]++;
 }
 
-/* Units of equal gain: prompts go from budgets[i] towards most[i], all to one level, then one more by index. */
-static void share_ties(int64_t prompts, int64_t *budgets, const int32_t *most, int64_t spare) {
+/* Units of equal gain: all that can go from budgets[i] towards most[i] are filled to one level, which is returned. One
+   of them stands for count[i] prompts, or for one where count is null. */
+INLINE int64_t fill_ties(int64_t n, int64_t *budgets, const int32_t *most, const int64_t *count, int64_t *spare) {
     int64_t lowest = INT32_MAX, highest = 0;
-    for (int64_t i = 0; i < prompts; i++) {
+    for (int64_t i = 0; i < n; i++) {
         if (most[i] <= budgets[i]) continue;
         if (budgets[i] < lowest) lowest = budgets[i];
         if (most[i] > highest) highest = most[i];
@@ -71,19 +72,25 @@ static void share_ties(int64_t prompts, int64_t *budgets, const int32_t *most, i
     while (lowest < highest) { /* the largest level that the spare units still pay for */
         const int64_t level = lowest + (highest - lowest + 1) / 2;
         int64_t cost = 0;
-        for (int64_t i = 0; i < prompts; i++) {
+        for (int64_t i = 0; i < n; i++) {
             const int64_t to = level < most[i] ? level : most[i];
-            cost += to > budgets[i] ? to - budgets[i] : 0;
+            cost += to > budgets[i] ? (to - budgets[i]) * (count ? count[i] : 1) : 0;
         }
-        if (cost <= spare) lowest = level;
+        if (cost <= *spare) lowest = level;
         else highest = level - 1;
     }
-    for (int64_t i = 0; i < prompts; i++) {
+    for (int64_t i = 0; i < n; i++) {
         const int64_t to = lowest < most[i] ? lowest : most[i];
         if (to <= budgets[i]) continue;
-        spare -= to - budgets[i];
+        *spare -= (to - budgets[i]) * (count ? count[i] : 1);
         budgets[i] = to;
     }
+    return lowest;
+}
+
+/* The same for prompts, and what is left goes to those at the level by index. */
+static void share_ties(int64_t prompts, int64_t *budgets, const int32_t *most, int64_t spare) {
+    const int64_t lowest = fill_ties(prompts, budgets, most, 0, &spare);
     for (int64_t i = 0; i < prompts && spare > 0; i++) {
         if (budgets[i] != lowest || most[i] <= lowest) continue;
         budgets[i]++;

@@ -155,6 +155,21 @@ def test_exact_ties_by_the_thousand(exact_solvers: list[Any], prompts: int, rate
             assert (np.diff(group) <= 0).all()  # the lower index first
 
 
+@pytest.mark.parametrize("value", [*VALUES, BetaPreference(4.0, 4.0) * Exponential(1e9)], ids=repr)
+@pytest.mark.parametrize("distinct", [1, 17, 199, 200, 201])
+def test_few_distinct_pass_rates(compiled: Any, distinct: int, value: Value) -> None:
+    """The compiled threshold groups up to 200 equal pass rates, and gives what the heap does prompt by prompt."""
+    random = np.random.default_rng(distinct)
+    for prompts in (64, 403, 2000):
+        p = random.choice(np.append(random.uniform(0, 1, distinct), [0.0, 1.0, 5e-324, 1.0 - 2.0**-53]), prompts)
+        for high in (3, 130):
+            total = int(random.integers(prompts, prompts * high + 1))
+            with compiled.module():
+                options: dict[str, Any] = {"low": 1, "high": high, "value": value, "backend": compiled.backend}
+                expected = allocate(p, total, solver="heap", **options)
+                assert np.array_equal(allocate(p, total, solver="threshold", **options), expected)
+
+
 @pytest.mark.parametrize("tau", [1e9, 1e16, 1e300])
 def test_plateaus(exact_solvers: list[Any], tau: float) -> None:
     """k so small that neighbouring gains round to the same number: budgets level out, prompt by prompt."""
