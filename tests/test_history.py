@@ -344,7 +344,7 @@ def test_a_long_life_comes_back() -> None:
         ({"more": 1}, r"unknown keys \['more'\]"),
         ({"keys": None}, "keys is None, not a list"),
         ({"keys": [3, 3]}, "keys holds a prompt twice"),
-        ({"keys": [3, None]}, r"prompt_ids\[1\] is None"),
+        ({"keys": [3, None]}, r"keys\[1\] is None"),
         ({"keys": [3]}, "do not fit 1 keys"),
         ({"successes": [[1.0, 0.0, 0.0]]}, "do not fit 2 keys"),
         ({"successes": "much"}, "do not fit 2 keys"),
