@@ -181,6 +181,9 @@ class BudgetedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # trl has no type
     TypeError for arguments that do not fit each other.
     """
 
+    train_dataset: Any
+    num_generations: int
+
     def __init__(
         self,
         *args: Any,
