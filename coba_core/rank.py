@@ -46,9 +46,9 @@ def rank_budgets(
     rank: difficulty kᵢ >= 0, [M], 0 the easiest; only ratios matter. Equal k get equal budgets up to one, the lower
     index first; all 0 (no rank known) is an even split. Returns int64 [M], adding up to total_budget.
 
-    The floor is exact: k may be integers, fractions, or strings such as "3/8"; a float, which cannot hold j/|D|, is
-    taken for the nearest fraction with a denominator of at most 2²⁵ = 33,554,432, which recovers every j/|D| and every
-    tie (j+½)/|D| for up to 2²⁴ prompts. Time: about half a microsecond a prompt for integers, ten for floats.
+    The floor is exact: k may be integers, fractions, or strings such as "3/8"; a float, which cannot hold ``j/|D|``,
+    is taken for the nearest fraction with a denominator of at most 2²⁵ = 33,554,432, which recovers every ``j/|D|`` and
+    every tie ``(j+½)/|D|`` for up to 2²⁴ prompts. Time: about half a microsecond a prompt for integers, ten for floats.
 
     Raises BudgetError if no budgets in [low, high] have that total, ValueError for a k that is negative or not finite.
     2505.18573 Algorithm 1; as published it may pass `high`, here that share goes to the next k.

@@ -19,9 +19,9 @@ def _checked_entropy(name: str, entropy: Any) -> float:
 
 
 class EntropyTemperature:
-    """τ ← clip(τ (1 + τ ln(H*/H) / (ln|V| + ln ln|V|)), low, high), once a step (2505.18573 eq. 4).
+    """``τ ← clip(τ (1 + τ ln(H*/H) / (ln V + ln ln V)), low, high)``, once a step (2505.18573 eq. 4).
 
-    H: the step's mean token entropy, in nats, of the sampled positions at the temperature they were sampled at. |V|:
+    H: the step's mean token entropy, in nats, of the sampled positions at the temperature they were sampled at. V:
     `vocab_size`, at least 3. H*: `target_entropy`, or the mean entropy of the first `measure_steps` steps, during which
     τ stays at `initial`.
 

@@ -43,7 +43,7 @@ _STIRLING = (1 / 12, -1 / 360, 1 / 1260, -1 / 1680, 1 / 1188, -691 / 360360, 1 /
 
 
 def log_beta(alpha: Parameter, beta: Parameter) -> Parameter:
-    """ln B(α, β), α, β > 0, to some 2e-15 of max(1, |ln B|), without the cancellation of three large log-gammas.
+    """ln B(α, β), α, β > 0, to some 2e-15 of max(1, abs(ln B)), without the cancellation of three large log-gammas.
 
     >>> round(log_beta(2.0, 3.0), 12) == round(math.log(1 / 12), 12)
     True
