@@ -115,8 +115,6 @@ class BudgetConfig:
         arguments = dict(self.allocator_args)
         if self.tau is not None:
             arguments["saturation"] = {"name": "exponential", "tau": self.tau}
-        if "refresh_every" in arguments:
-            arguments.setdefault("dataset_size", None)  # one of the two ends a pass; the size is the default
         try:
             config = TrainConfig(
                 allocator="rank" if self.allocator == "e3" else self.allocator,

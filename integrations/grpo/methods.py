@@ -64,18 +64,19 @@ def make_allocator(config: TrainConfig, dataset_size: int, device: torch.device)
     """
     name, arguments = config.allocator, dict(config.allocator_args)
     common: dict[str, Any] = {"low": config.budget_low, "high": config.budget_high}
-    if "history" in arguments:
-        common["history"] = coba_core.PassRateHistory(**arguments.pop("history"))
     for key in ("solver", "backend"):
         if key in arguments:
             common[key] = arguments.pop(key)
     usual = "mixed_group" if name == "lean" else "exponential"
     saturation = _named(SATURATIONS, "saturation", arguments.pop("saturation", usual))
     try:
+        if "history" in arguments:
+            common["history"] = coba_core.PassRateHistory(**arguments.pop("history"))
         if name == "uniform":
             return coba_core.UniformAllocator(**common, **arguments)
         if name == "rank":
-            return RankAllocator(**{"dataset_size": dataset_size, **common, **arguments})
+            passes = {} if "refresh_every" in arguments else {"dataset_size": dataset_size}
+            return RankAllocator(**{**passes, **common, **arguments})
         common |= {"noise": arguments.pop("noise", 0.0), "seed": config.seed}
         if name == "coba_released":
             return coba_core.CapabilityAllocator.released(**common, **arguments)
@@ -96,7 +97,7 @@ def make_allocator(config: TrainConfig, dataset_size: int, device: torch.device)
             direction = "explore_first" if name == "coba_explore_first" else "exploit_first"
             schedule = coba_core.CapabilitySchedule(**{"direction": direction, **arguments})
         plain = not common["noise"] and not {"solver", "backend"} & set(common)
-        if device.type == "cuda" and plain and isinstance(schedule, coba_core.CapabilitySchedule):
+        if device.type == "cuda" and plain and type(schedule) is coba_core.CapabilitySchedule:
             if coba_core.kernels.for_gpu() is not None:
                 return on_device(dataset_size, saturation, schedule, config, device)
         return coba_core.CapabilityAllocator(saturation, schedule, **common)

@@ -47,7 +47,7 @@ def test_every_allocator_trains(small, name):
     if name != "uniform":
         last = lines(Path(config.output) / "allocations.jsonl")[-1]
         assert len(set(last["budgets"])) > 1
-    assert ("alpha" in steps[-1]) == (name in ("coba", "coba_released", "coba_explore_first", "fixed", "linear"))
+    assert ("alpha" in steps[-1]) == (name not in ("uniform", "knapsack", "rank", "value"))
 
 
 @pytest.mark.parametrize(
@@ -205,6 +205,7 @@ def test_only_some_settings_may_change_on_resume(small, tmp_path):
     [
         ({"allocator": "fixed"}, "allocator_args"),
         ({"allocator_args": {"kapa": 3}}, "allocator_args"),
+        ({"allocator_args": {"history": {"windows": 3}}}, "allocator_args.*windows"),
         ({"allocator": "value", "allocator_args": {"saturation": "sudden"}}, "saturation"),
         ({"entropy_temperature": {"hot": 1}}, "entropy_temperature"),
         ({"max_prompt_tokens": 5}, "max_prompt_tokens"),
