@@ -258,7 +258,8 @@ class BudgetedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # trl has no type
             self.num_generations = mean
         rewards = self._scored
         if rewards is None or len(rewards) != len(index):
-            raise RuntimeError(f"{len(index)} rollouts were planned and TRL scored {rewards}")
+            scored = 0 if rewards is None else len(rewards)
+            raise RuntimeError(f"{len(index)} rollouts were planned and TRL scored {scored}")
         rows = torch.as_tensor(index, device=rewards.device)
         aggregation = getattr(self, "multi_objective_aggregation", "sum_then_normalize")
         advantages = grouped_advantages(rewards, self.reward_weights, rows, self.scale_rewards, aggregation)
