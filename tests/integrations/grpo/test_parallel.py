@@ -69,8 +69,9 @@ def test_two_processes_train_as_one_and_resume_as_one(small, tmp_path):
 
 def test_a_failure_of_any_process_ends_the_run(small, tmp_path):
     """The output folder is in use: the first process refuses it, and the other does not wait for ever."""
-    folder = start(small, tmp_path, 1, steps=1)
-    done = torchrun(2, "--config", folder / "config.yaml")
+    file = tmp_path / "run.yaml"  # in the folder that the run is to write
+    file.write_text(dump_config(small.replace(output=str(tmp_path), parallel="ddp")))
+    done = torchrun(2, "--config", file)
     assert done.returncode != 0
     assert "is not empty" in done.stderr
 
