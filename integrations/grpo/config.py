@@ -132,6 +132,8 @@ class TrainConfig:
             )
         if self.rollout_engine_args and self.rollout_engine == "generate":
             raise ValueError("rollout_engine_args: 'generate' takes none; set rollout_engine: vllm, or leave them out")
+        if self.rollout_engine == "vllm" and self.parallel != "none":
+            raise ValueError("rollout_engine: 'vllm' runs in one process only; set parallel: none, or use generate")
         if not self.output:
             raise ValueError("output: must name a folder")
 

@@ -84,15 +84,13 @@ class Processes:
 def join(config: TrainConfig) -> tuple[Processes, TrainConfig]:
     """This process's place among those of torchrun, and the configuration with this process's device.
 
-    A ValueError if torchrun started several and ``parallel`` is "none", or if vLLM would have to sample for several.
+    A ValueError if torchrun started several and ``parallel`` is "none".
     """
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size == 1:
         return Processes(), config
     if config.parallel == "none":
         raise ValueError(f"parallel: 'none' is for one process, torchrun started {size}; set parallel: ddp")
-    if config.rollout_engine == "vllm":
-        raise ValueError(f"rollout_engine: 'vllm' runs in one process only, torchrun started {size}; use generate")
     local = int(os.environ.get("LOCAL_RANK", "0"))
     if config.device in ("auto", "cuda"):
         config = config.replace(device=f"cuda:{local}" if torch.cuda.is_available() else "cpu")
