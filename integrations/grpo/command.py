@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import os
 import sys
 
 from .config import TrainConfig, load_config
@@ -54,7 +55,8 @@ def run_train(arguments: argparse.Namespace) -> int:
     summary = train(
         config, resume=arguments.resume is not None, overwrite=arguments.overwrite, progress=not arguments.quiet
     )
-    print(json.dumps(summary))
+    if os.environ.get("RANK", "0") == "0":
+        print(json.dumps(summary))
     return 130 if summary["interrupted"] else 0
 
 

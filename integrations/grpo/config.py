@@ -76,6 +76,10 @@ class TrainConfig:
     passes: int = 1  # passes over the rollouts of a step
     micro_batch_tokens: int = 16384  # bounds the memory of a backward pass, whatever the budgets
 
+    # "ddp": rollouts and gradients are shared by the processes that torchrun started (docs/training.md). It draws other
+    # random numbers than "none", the same for any number of processes.
+    parallel: Literal["none", "ddp"] = "none"
+
     # From E3 and DAPO. entropy_temperature: keyword arguments of coba_core.temperature.EntropyTemperature.
     entropy_temperature: dict[str, Any] | None = None
     filter_zero_spread: bool = False  # replace groups of equal rewards by groups of further prompts
@@ -128,6 +132,8 @@ class TrainConfig:
             )
         if self.rollout_engine_args and self.rollout_engine == "generate":
             raise ValueError("rollout_engine_args: 'generate' takes none; set rollout_engine: vllm, or leave them out")
+        if self.rollout_engine == "vllm" and self.parallel != "none":
+            raise ValueError("rollout_engine: 'vllm' runs in one process only; set parallel: none, or use generate")
         if not self.output:
             raise ValueError("output: must name a folder")
 

@@ -21,6 +21,7 @@ from .config import TrainConfig
 from .loss import LossSettings, backward, token_weights
 from .methods import make_allocator
 from .model import Policy, load_policy
+from .parallel import join
 from .rollouts import Rollouts, generate
 from .tasks import Problem, PromptStream, Task, make_task
 
@@ -59,9 +60,14 @@ class Trainer:
         if config.threads:
             torch.set_num_threads(config.threads)
         torch.manual_seed(config.seed)
+        self.processes, config = join(config)
         self.config = config
         self.task: Task = make_task(config.task, config.task_args)
-        self.policy: Policy = load_policy(config, progress=progress, weights=weights)
+        if not self.processes.first:
+            self.processes.wait()  # the first one makes what the others then find in the cache
+        self.policy: Policy = load_policy(config, progress=progress and self.processes.first, weights=weights)
+        if self.processes.first:
+            self.processes.wait()
         self.prompts = self.policy.encode([p.prompt for p in self.task.train], chat=config.chat)
         for problem, tokens in zip(self.task.train, self.prompts, strict=True):
             if not 0 < len(tokens) <= config.max_prompt_tokens:
@@ -117,24 +123,57 @@ class Trainer:
             if prompts < config.prompts_per_step:  # a refill is small: that its prompts may take much of it is no news
                 warnings.simplefilter("ignore", coba_core.BudgetWarning)
             budgets = torch.as_tensor(self.allocator.allocate(keys, prompts * config.rollouts_per_prompt))
+        budgets = self.processes.from_first(budgets.to(self.policy.device))
         self.allocator_seconds += time.perf_counter() - start
         arguments: dict[str, Any] = {
             "generator": self.sampler, "max_new_tokens": config.max_new_tokens,
             "temperature": self.sampling_temperature(), "top_p": config.top_p, "top_k": config.top_k,
         }  # fmt: skip
         asked = [self.prompts[i] for i in indices]
-        if self.engine is not None:
+        if config.parallel == "ddp":
+            rollouts, rewards = self.shared_rollouts(problems, asked, budgets, arguments)
+        elif self.engine is not None:
             rollouts = self.engine.generate(asked, budgets, **arguments)
         else:
             rollouts = generate(self.policy, asked, budgets, max_rows=config.generation_rows, **arguments)
-        texts = self.policy.decode(rollouts.completions())
-        scores = [self.task.score(problems[i], text) for i, text in zip(rollouts.rows.tolist(), texts, strict=True)]
-        rewards = torch.tensor(scores, dtype=torch.float64, device=self.policy.device)
+        if config.parallel == "none":
+            rewards = self.score(problems, rollouts)
         start = time.perf_counter()
         self.allocator.update(keys, rewards, rollouts.rows)
         self.allocator_seconds += time.perf_counter() - start
-        self.rollouts += len(scores)
+        self.rollouts += len(rewards)
         return Batch(problems, budgets.to(self.policy.device), pass_rates, rollouts, rewards)
+
+    def score(self, problems: list[Problem], rollouts: Rollouts) -> torch.Tensor:
+        texts = self.policy.decode(rollouts.completions())
+        scores = [self.task.score(problems[i], text) for i, text in zip(rollouts.rows.tolist(), texts, strict=True)]
+        return torch.tensor(scores, dtype=torch.float64, device=self.policy.device)
+
+    def shared_rollouts(
+        self, problems: list[Problem], asked: list[list[int]], budgets: torch.Tensor, arguments: dict[str, Any]
+    ) -> tuple[Rollouts, torch.Tensor]:
+        """All rollouts and rewards, of which each process made a share; random numbers are by rollout."""
+        rows = torch.repeat_interleave(budgets)
+        length = self.config.max_new_tokens
+        uniform = torch.rand(
+            (len(rows), length), generator=self.sampler, dtype=torch.float64, device=self.policy.device
+        )
+        costs = torch.tensor([len(p) + length for p in asked], device=rows.device)[rows]
+        mine = self.processes.share(costs)
+        if len(mine):
+            part = generate(
+                self.policy, asked, torch.bincount(rows[mine], minlength=len(asked)), uniform=uniform[mine],
+                max_rows=self.config.generation_rows, **arguments,
+            )  # fmt: skip
+            rewards = self.score(problems, part)
+        else:  # more processes than rollouts
+            width = max(map(len, asked)) + length
+            tokens, real = rows.new_zeros((0, width)), torch.zeros((0, length), device=rows.device)
+            part = Rollouts(tokens, tokens, real.bool(), real, real, rows[:0])
+            rewards = real.new_zeros(0, dtype=torch.float64)
+        fields = [getattr(part, field.name) for field in dataclasses.fields(part)]
+        *whole, rewards = (self.processes.gather(values, mine, len(rows)) for values in (*fields, rewards))
+        return Rollouts(*whole), rewards
 
     def collect(self) -> tuple[Batch, dict[str, float]]:
         """The rollouts of a step. With filter_zero_spread, groups without spread are replaced by further prompts."""
@@ -239,7 +278,7 @@ class Trainer:
                 self.optimizer.zero_grad(set_to_none=True)
                 parts = backward(
                     self.policy, rollouts, advantages, self.settings, temperature, chosen=part, weights=weights,
-                    reference=self.reference,
+                    reference=self.reference, processes=self.processes if config.parallel == "ddp" else None,
                 )  # fmt: skip
                 if parts["rows"]:
                     norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, config.max_grad_norm))

@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from coba_core import prompt_weights
 
 from .model import Policy
+from .parallel import Processes
 from .rollouts import Rollouts
 
 LOGITS_AT_A_TIME = 2**27  # of which float32 copies are made: half a gigabyte each
@@ -120,6 +121,7 @@ def backward(
     chosen: torch.Tensor | None = None,
     weights: torch.Tensor | None = None,
     reference: torch.nn.Module | None = None,
+    processes: Processes | None = None,
 ) -> dict[str, float]:
     """Adds the gradient of the loss to the parameters; returns its parts.
 
@@ -129,6 +131,8 @@ def backward(
 
     Rollouts of advantage 0 add exactly nothing to loss and gradient unless kl_coef or entropy_coef is set, so they are
     left out; they still count in the weights. If none is left, no gradient is added and "rows" is 0.
+
+    With ``processes``, each takes its share of the rollouts, balanced by tokens; gradients and parts are those of all.
     """
     weights = token_weights(rollouts, settings.weighting) if weights is None else weights
     chosen = torch.arange(len(advantages), device=advantages.device) if chosen is None else chosen
@@ -137,7 +141,10 @@ def backward(
     active = chosen if extra else chosen[advantages[chosen] != 0]
     sums = torch.zeros(5, device=advantages.device)  # loss, kl, entropy, clipped, |ln rho|
     policy.model.train()
-    for index in micro_batches(rollouts, active, settings.micro_batch_tokens):
+    mine = active
+    if processes is not None:
+        mine = active[processes.share(rollouts.mask[active].sum(1))]
+    for index in micro_batches(rollouts, mine, settings.micro_batch_tokens):
         w = weights[index]
         new, spread = completion_logprobs(policy, rollouts, index, temperature, entropy=settings.entropy_coef > 0)
         log_ratio = (new - rollouts.logprobs[index]).where(rollouts.completion_mask[index], 0.0)
@@ -158,5 +165,8 @@ def backward(
         with torch.no_grad():
             outside = ((ratio * a) > (clipped * a)).float()
             sums += torch.stack([loss, kl, entropy, (w * outside).sum(), (w * log_ratio.abs()).sum()])
+    if processes is not None and len(active):
+        processes.sum(sums)
+        processes.sum_gradients([p for p in policy.model.parameters() if p.requires_grad])
     names = ("loss", "kl", "entropy_bonus", "clip_fraction", "log_ratio")
     return {**dict(zip(names, sums.tolist(), strict=True)), "rows": float(len(active))}

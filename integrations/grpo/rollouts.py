@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import torch
 
@@ -92,17 +93,22 @@ def generate(
     top_k: int = 0,
     greedy: bool = False,
     max_rows: int = 4096,
+    uniform: torch.Tensor | None = None,
 ) -> Rollouts:
     """budgets[i] completions of prompts[i]; budgets int64 ``[M]``. Rollouts come in the order of the prompts.
 
     Log-probs and entropy are of the whole distribution at ``temperature``: the one that training differentiates. With
     top_p or top_k, samples come from its restriction. At most ``max_rows`` rollouts are generated at a time.
+    ``uniform``, float64 ``[R, max_new_tokens]`` in [0, 1), takes the place of the generator: a rollout then depends on
+    its own numbers, not on the others in the batch.
     """
     policy.model.eval()
     tokens, mask = pad_left(prompts, policy.tokenizer.pad_token_id or 0, policy.device)
     rows = torch.repeat_interleave(budgets.to(policy.device))
     options = (max_new_tokens, temperature, generator, top_p, top_k, greedy)
-    parts = [_generate(policy, tokens, mask, chunk, *options) for chunk in torch.split(rows, max_rows)]
+    numbers = [None] * math.ceil(len(rows) / max_rows) if uniform is None else torch.split(uniform, max_rows)
+    chunks = torch.split(rows, max_rows)
+    parts = [_generate(policy, tokens, mask, c, *options, u) for c, u in zip(chunks, numbers, strict=True)]
     if len(parts) == 1:
         return parts[0]
     return Rollouts.concatenate(parts, [0] * len(parts))
@@ -119,6 +125,7 @@ def _generate(
     top_p: float,
     top_k: int,
     greedy: bool,
+    uniform: torch.Tensor | None,
 ) -> Rollouts:
     asked, which = torch.unique(rows, return_inverse=True)
     logits, cache = policy.step(prompt_tokens[asked], prompt_mask[asked], None)  # every prompt once
@@ -139,6 +146,10 @@ def _generate(
         log_p = (logits / temperature).log_softmax(-1)
         if greedy:
             token = log_p.argmax(-1)
+        elif uniform is not None:  # the inverse of the cumulative distribution
+            mass = restrict(log_p, top_p, top_k).double().softmax(-1).cumsum(-1)
+            token = torch.searchsorted(mass, uniform[active, t, None] * mass[:, -1:], right=True)[:, 0]
+            token = token.clamp(max=mass.shape[-1] - 1)
         else:
             token = torch.multinomial(restrict(log_p, top_p, top_k).softmax(-1), 1, generator=generator)[:, 0]
         going = (~ended).nonzero()[:, 0]

@@ -20,6 +20,7 @@ from . import checkpoint
 from .config import RESUMABLE, TrainConfig, dump_config, load_config
 from .heldout import Evaluation, evaluate
 from .loop import Batch, Trainer
+from .parallel import join, leave
 
 
 class RunFiles:
@@ -139,7 +140,18 @@ def train(
 
     Returns the summary that also lands in summary.json: steps, rollouts, seconds in all and in the allocator, whether
     the run is complete, and the last evaluation. Ctrl-C finishes the step, saves, and prints how to go on.
+
+    Of several processes (``parallel: ddp``), the first evaluates and writes all files; a signal to any stops all.
     """
+    try:
+        return _train(config, resume, overwrite, progress)
+    finally:
+        leave()
+
+
+def _train(config: TrainConfig, resume: bool, overwrite: bool, progress: bool) -> dict[str, Any]:
+    processes, _ = join(config)
+    progress = progress and processes.first
     folder = Path(config.output)
     weights: Path | None = None
     last: Path | None = None
@@ -147,61 +159,72 @@ def train(
         saved = checkpoint.checkpoints(folder / "checkpoints")
         last = saved[-1] if saved else None
         weights = None if last is None else last / "model"
-    else:
+    elif processes.first:
         prepare_output(folder, overwrite=overwrite)
-    partial = folder / ".config.yaml.partial"
-    partial.write_text(dump_config(config), encoding="utf-8")
-    partial.replace(folder / "config.yaml")
+    if processes.first:
+        partial = folder / ".config.yaml.partial"
+        partial.write_text(dump_config(config), encoding="utf-8")
+        partial.replace(folder / "config.yaml")
     if last is not None:
         checkpoint.check(last)  # before anything is made of its weights
     trainer = Trainer(config, progress=progress, weights=weights)
     if last is not None:
         trainer.restore(last)
-    files = RunFiles(folder, tensorboard=config.tensorboard, after=trainer.done if resume and last else -1)
+    files: RunFiles | None = None
+    if processes.first:
+        files = RunFiles(folder, tensorboard=config.tensorboard, after=trainer.done if resume and last else -1)
     bar = tqdm(total=trainer.total_rollouts, initial=trainer.rollouts, unit="rollout", disable=not progress)
     begun = time.perf_counter()
     scores: dict[str, float] = {}
 
     def measure() -> dict[str, float]:
-        if not trainer.task.heldout:
+        if files is None or not trainer.task.heldout:
             return {}
         evaluation = evaluate(trainer.policy, trainer.task, config)
         files.evaluation(trainer.done, evaluation)
         return evaluation.metrics()
 
+    def save() -> Path | None:
+        path = trainer.save(folder / "checkpoints") if processes.first else None
+        processes.wait()
+        return path
+
     try:
         with Interruption() as interruption:
-            if trainer.done == 0 and (scores := measure()):
+            if trainer.done == 0 and (scores := measure()) and files is not None:
                 files.log({"step": 0, "rollouts": 0, **scores})
-            while not trainer.finished and not interruption.asked:
+            while not trainer.finished and not processes.any(interruption.asked, trainer.policy.device):
                 if config.stop_after and trainer.done >= config.stop_after:
                     break
                 batch, metrics = trainer.step()
                 if trainer.finished or (config.eval_every and trainer.done % config.eval_every == 0):
                     scores = measure()
                     metrics |= scores
-                files.log(metrics, batch)
+                if files is not None:
+                    files.log(metrics, batch)
                 bar.update(trainer.rollouts - bar.n)
                 bar.set_postfix_str(_postfix(metrics, scores))
                 if config.checkpoint_every and trainer.done % config.checkpoint_every == 0 and not trainer.finished:
-                    trainer.save(folder / "checkpoints")
+                    save()
             if trainer.finished and not scores:  # a finished run taken up again
                 scores = measure()
-            saved_to = trainer.save(folder / "checkpoints")
+            saved_to = save()
     finally:
         bar.close()
-        files.close()
-    if not trainer.finished:
+        if files is not None:
+            files.close()
+    if not trainer.finished and processes.first:
         print(f"saved {saved_to}; go on with: coba-core train --resume {folder}", file=sys.stderr)
     summary = {
-        "finished": trainer.finished, "interrupted": interruption.asked,
+        "finished": trainer.finished, "interrupted": processes.any(interruption.asked, trainer.policy.device),
         "steps": trainer.done, "rollouts": trainer.rollouts,
         "seconds": round(time.perf_counter() - begun, 3), "allocator_seconds": round(trainer.allocator_seconds, 6),
         **{key: _rounded(value) for key, value in scores.items()},
     }  # fmt: skip
-    partial = folder / ".summary.json.partial"
-    partial.write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
-    partial.replace(folder / "summary.json")
+    if processes.first:
+        partial = folder / ".summary.json.partial"
+        partial.write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
+        partial.replace(folder / "summary.json")
     return summary
 
 
