@@ -4,7 +4,10 @@ Their files run as they are, from a copy. `trl.GRPOTrainer` is the class under t
 here, of the same architectures with random weights, in a cache of the hub's layout that offline mode reads, and their
 data sets are a few rows of the same columns. Training is on the CPU, without bfloat16 unless a test asks for it. The
 stock class runs in the same way as the control, so that a test counts against ours only where the stock class passes.
-Needs no network; pytest, and for trees before 0.24 parameterized.
+
+Most of the tests have one prompt in a generation batch, which leaves an allocator no choice; ``--times 4`` accumulates
+four times as many batches, and so gives it as many prompts. Needs
+pytest, and parameterized for trees before 0.24; no network.
 
 The last source release of TRL on PyPI that was found to have its tests is 0.23.1
 (``pip download --no-deps --no-binary :all: trl==0.23.1``). What the helpers of an older tree import from TRL and is no
@@ -28,16 +31,21 @@ from typing import Any
 KIND = "TRL_SUITE_CLASS"
 """Environment variable that says which class the tests get: stock or budgeted."""
 
+TIMES = "TRL_SUITE_TIMES"
+"""Environment variable with what gradient_accumulation_steps are multiplied by."""
+
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 SENTENCES = (
-    "The cat sat on", "Rain falls when the", "A map shows", "Bread is made of", "The river runs to",
-    "Birds sing before", "Two and two", "He opened the", "The train leaves at", "Snow covers the", "A clock tells",
-    "She wrote a letter to", "Stars are seen at", "The shop closes", "Fish live in", "They walked along",
-    "A good book", "Wind moves the", "The lamp stands on",
+    "Beautiful is better than", "Explicit is", "Simple is better", "Complex", "Flat is better than", "Sparse is better",
+    "Readability", "Special cases aren't special", "Although practicality beats", "Errors should never",
+    "Unless explicitly", "In the face of ambiguity, refuse", "The train leaves at", "She wrote a letter to",
+    "Stars are seen at", "Fish live in", "They walked along", "A good book", "The lamp stands on",
 )  # fmt: skip
+"""The first twelve as a test expects them (from the Zen of Python)."""
+
 OLD_NAMES = {
     "trl": ("BaseBinaryJudge", "BasePairwiseJudge"),
     "trl.import_utils": (
@@ -56,7 +64,8 @@ def save_models(cache: Path) -> None:
 
     specials = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|finetune_right_pad_id|>"]
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    words = Tokenizer(models.BPE(vocab={x: i for i, x in enumerate(specials + alphabet)}, merges=[]))
+    vocabulary = {x: i for i, x in enumerate(specials + alphabet)}
+    words = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     words.pre_tokenizer, words.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
     words.add_special_tokens(specials)
     fast: Any = transformers.PreTrainedTokenizerFast
@@ -118,6 +127,7 @@ def pytest_configure(config: Any) -> None:
     def on_cpu(arguments: Any) -> None:
         arguments.use_cpu = True
         arguments.bf16 = bool(arguments.bf16)  # TRL's own default asks for a GPU
+        arguments.gradient_accumulation_steps *= int(os.environ[TIMES])
         prepare(arguments)
 
     trl.GRPOConfig.__post_init__ = on_cpu
@@ -127,11 +137,14 @@ def pytest_configure(config: Any) -> None:
         trl.GRPOTrainer = BudgetedGRPOTrainer
 
 
-def run(tests: Path, work: Path, kind: str, limit: float, chosen: str) -> tuple[dict[str, tuple[str, str]], str]:
+def run(
+    tests: Path, work: Path, kind: str, limit: float, chosen: str, times: int
+) -> tuple[dict[str, tuple[str, str]], str]:
     """Outcome and reason of each test with one class, and pytest's last line."""
     report = work / f"{kind}.xml"
     environment = os.environ | {
-        KIND: kind, "HF_HUB_OFFLINE": "1", "HF_HOME": str(work / "home"), "OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1",
+        KIND: kind, TIMES: str(times), "HF_HUB_OFFLINE": "1", "HF_HOME": str(work / "home"),
+        "OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1",
         "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]),
         "TMPDIR": str(work),
     }  # fmt: skip
@@ -175,7 +188,10 @@ def main() -> None:
     parser.add_argument("--output", type=Path, help="default: studies/results/trl/<installed TRL>.md")
     parser.add_argument("--limit", type=float, default=3600, help="seconds for each class")
     parser.add_argument("-k", dest="chosen", default="", help="only tests of these names, as pytest's -k")
+    parser.add_argument("--times", type=int, default=1, help="multiplies gradient_accumulation_steps")
     options = parser.parse_args()
+    if options.times < 1:
+        parser.error(f"--times is {options.times}, not 1 or more")
     if not (options.tree / "tests" / "test_grpo_trainer.py").exists():
         parser.error(f"{options.tree} has no tests/test_grpo_trainer.py; releases since 0.24 leave it out: take 0.23.1")
     import torch
@@ -187,8 +203,11 @@ def main() -> None:
         shutil.copytree(options.tree / "tests", work / "tests")
         (work / "tests" / "__init__.py").touch()
         save_models(work / "home" / "hub")
-        stock, stock_line = run(work / "tests", work, "stock", options.limit, options.chosen)
-        ours, our_line = run(work / "tests", work, "budgeted", options.limit, options.chosen)
+        stock, stock_line = run(work / "tests", work, "stock", options.limit, options.chosen, options.times)
+        ours, our_line = run(work / "tests", work, "budgeted", options.limit, options.chosen, options.times)
+    chosen = (f" --times {options.times}" if options.times > 1 else "") + (
+        f" -k {options.chosen!r}" if options.chosen else ""
+    )
     version = options.tree / "VERSION"
     source = version.read_text().strip() if version.exists() else options.tree.name
     lines = [
@@ -196,7 +215,7 @@ def main() -> None:
         f"{datetime.date.today()}, Python {sys.version.split()[0]}, torch {torch.__version__}, transformers "
         f"{transformers.__version__}, CPU. The tests are test_grpo_trainer.py of TRL {source}, unchanged; models and "
         "data are local stand-ins of the same architectures and columns.", "",
-        f"Command: `python studies/trl_suite.py trl-{source}{f' -k {options.chosen!r}' if options.chosen else ''}`", "",
+        f"Command: `python studies/trl_suite.py trl-{source}{chosen}`", "",
         f"- stock GRPOTrainer: {stock_line}", f"- BudgetedGRPOTrainer: {our_line}",
         f"- outcomes that differ: {sum(stock.get(x, ('missing', ''))[0] != y[0] for x, y in ours.items())}", "",
     ]  # fmt: skip
@@ -206,7 +225,13 @@ def main() -> None:
             if outcome[0] == result:
                 lines.append(f"| {name} | {verdict(stock.get(name, ('missing', '')), outcome)} | {shown(outcome[1])} |")
         lines.append("")
-    output = options.output or Path(__file__).parent / "results" / "trl" / f"{trl.__version__}.md"
+    output = (
+        options.output
+        or Path(__file__).parent
+        / "results"
+        / "trl"
+        / f"{trl.__version__}{f'-times-{options.times}' if options.times > 1 else ''}.md"
+    )
     output.parent.mkdir(parents=True, exist_ok=True)
     partial = output.with_suffix(".part")
     partial.write_text("\n".join(lines))
