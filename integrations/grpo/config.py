@@ -55,8 +55,8 @@ class TrainConfig:
     max_new_tokens: int = 8
     stop: str = ""  # a text of one token that ends a completion, besides the end of sequence
     generation_rows: int = 4096  # rollouts generated at a time
-    # Who samples: "generate" is this loop, "vllm" an engine in its process (docs/vllm.md). rollout_engine_args are those
-    # of coba_core.integrations.vllm.VLLMRollouts and of vllm.LLM. Evaluation samples by "generate".
+    # Who samples: "generate" is this loop, "vllm" an engine in its process (docs/vllm.md). rollout_engine_args are for
+    # coba_core.integrations.vllm.VLLMRollouts and for vllm.LLM. Evaluation samples by "generate".
     rollout_engine: Literal["generate", "vllm"] = "generate"
     rollout_engine_args: dict[str, Any] = dataclasses.field(default_factory=dict)
 
