@@ -67,7 +67,8 @@ types: $(VENV)/ready
 
 doctest: $(VENV)/ready
 	$(PYTEST) -q --doctest-modules --doctest-glob='*.md' coba_core README.md docs \
-		integrations/grpo/measures.py integrations/grpo/methods.py integrations/grpo/report.py integrations/grpo/skills.py
+		integrations/grpo/measures.py integrations/grpo/methods.py integrations/grpo/parallel.py \
+		integrations/grpo/report.py integrations/grpo/skills.py
 
 docs: $(VENV)/ready
 	$(BIN)/python -m sphinx -q -W --keep-going -d build/doctrees docs build/docs
