@@ -76,15 +76,6 @@ def test_size(measure: Any, name: str, prompts: int) -> None:
     check(p, budgets, HIGH, total)
 
 
-@pytest.mark.parametrize("prompts", sizes(64, 512, 10**6))
-def test_equal_pass_rates(measure: Any, prompts: int) -> None:
-    """Pass rates counted from 16 rollouts: 17 values, which the compiled threshold groups."""
-    p, total = pass_rates(prompts, "counts"), 16 * prompts
-    name = "threshold, Cython, 17 distinct pass rates"
-    budgets = measure("equal", name, solve("threshold, Cython"), p, HIGH, total, prompts=prompts, total=total)
-    check(p, budgets, HIGH, total)
-
-
 @pytest.mark.parametrize("mean", [16, 64, 250, 1000])
 @pytest.mark.parametrize("name", ["threshold, Cython", "threshold, Numba", "heap, Cython", "argpartition, NumPy"])
 def test_total(measure: Any, name: str, mean: int) -> None:
