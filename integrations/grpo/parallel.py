@@ -80,6 +80,11 @@ class Processes:
         if self.size > 1:
             dist.barrier()
 
+    def leave(self) -> None:
+        """Ends the process group. With one process there is none of ours: one that is there is an engine's."""
+        if self.size > 1 and dist.is_initialized():
+            dist.destroy_process_group()
+
 
 def join(config: TrainConfig) -> tuple[Processes, TrainConfig]:
     """This process's place among those of torchrun, and the configuration with this process's device.
@@ -100,9 +105,3 @@ def join(config: TrainConfig) -> tuple[Processes, TrainConfig]:
     if not dist.is_initialized():
         dist.init_process_group("nccl" if on_gpu else "gloo")
     return Processes(dist.get_rank(), size), config
-
-
-def leave() -> None:
-    """Ends the process group, if there is one."""
-    if dist.is_initialized():
-        dist.destroy_process_group()

@@ -20,7 +20,7 @@ from . import checkpoint
 from .config import RESUMABLE, TrainConfig, dump_config, load_config
 from .heldout import Evaluation, evaluate
 from .loop import Batch, Trainer
-from .parallel import join, leave
+from .parallel import Processes, join
 
 
 class RunFiles:
@@ -143,14 +143,16 @@ def train(
 
     Of several processes (``parallel: ddp``), the first evaluates and writes all files; a signal to any stops all.
     """
-    try:
-        return _train(config, resume, overwrite, progress)
-    finally:
-        leave()
-
-
-def _train(config: TrainConfig, resume: bool, overwrite: bool, progress: bool) -> dict[str, Any]:
     processes, _ = join(config)
+    try:
+        return _train(config, processes, resume, overwrite, progress)
+    finally:
+        processes.leave()
+
+
+def _train(
+    config: TrainConfig, processes: Processes, resume: bool, overwrite: bool, progress: bool
+) -> dict[str, Any]:
     progress = progress and processes.first
     folder = Path(config.output)
     weights: Path | None = None
