@@ -11,8 +11,6 @@ import argparse
 import dataclasses
 import datetime
 import json
-import os
-import platform
 import re
 import sys
 import time
@@ -22,6 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from coba_core.integrations.grpo.config import TrainConfig
+from coba_core.integrations.grpo.study import machine
 from tqdm import tqdm
 
 from coba_core.evaluation import bootstrap_interval, pass_at_k
@@ -206,21 +205,6 @@ def draw(cells: dict[tuple[str, int], dict[str, Any]], methods: list[str], seeds
     partial.replace(path)
 
 
-def machine() -> dict[str, Any]:
-    """Processor and versions, for the summary."""
-    import torch
-    import transformers
-
-    import coba_core
-
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    cpu = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
-    versions = {"python": platform.python_version(), "numpy": np.__version__, "torch": torch.__version__}
-    versions |= {"transformers": transformers.__version__, "coba_core": coba_core.__version__}
-    return {"processor": cpu, "cores": os.cpu_count(), "threads": 1, "versions": versions}
-
-
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "e3")
@@ -242,7 +226,7 @@ def main(argv: list[str] | None = None) -> int:
     draw(cells, arguments.methods, seeds, arguments.output / "curves.png")
     summary = {
         "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
-        "machine": machine(),
+        "machine": {**machine(), "threads": 1},
         "seconds": round(sum(cell["seconds"] for cell in cells.values())),
         "seeds": seeds,
         "common": dataclasses.asdict(TrainConfig(**settings("GRPO", 0, arguments.steps, arguments.policy_args))),

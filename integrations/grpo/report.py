@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from coba_core.allocators import DIFFICULTY_CLASSES
 
-from .study import Study, machine
+from .study import Study
 
 Floats = npt.NDArray[np.float64]
 Results = dict[str, dict[int, dict[str, Any]]]  # method -> seed -> result
@@ -265,6 +265,11 @@ STYLE = (
 )
 
 
+def _machine_line(machine: dict[str, Any]) -> str:
+    versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
+    return f"{machine['processor']}, {machine['cores']} cores, {versions}"
+
+
 def write_report(study: Study, output: Path) -> str:
     """Writes report.md, report.html and cells.jsonl of the finished cells to ``output``; returns the Markdown."""
     stored = [(cell, result) for cell in study.cells if (result := cell.finished()) is not None]
@@ -279,14 +284,15 @@ def write_report(study: Study, output: Path) -> str:
         groups[cell.pool, cell.batch][cell.method][cell.seed] = result
     groups = {place: {m: runs for m, runs in found.items() if runs} for place, found in groups.items()}
     groups = {place: found for place, found in groups.items() if found}
-    here = machine()
-    versions = ", ".join(f"{name} {version}" for name, version in here["versions"].items())
     dates = sorted({result["date"] for _, result in stored})
+    machines = list(dict.fromkeys(_machine_line(result["machine"]) for _, result in stored))
     about = (
-        f"{done} Run {' to '.join(dict.fromkeys((dates[0], dates[-1])))}; reported on {here['processor']}, "
-        f"{here['cores']} cores, {versions}. Differences are paired by seed and problem, with 95 % bootstrap intervals "
+        f"{done} Run {' to '.join(dict.fromkeys((dates[0], dates[-1])))} on {'; and on '.join(machines)}. "
+        f"Differences are paired by seed and problem, with 95 % bootstrap intervals "
         f"over both from {FEWEST_SEEDS} seeds on; p by Holm over the methods of a table."
     )
+    if len(machines) > 1:
+        about += " Processors and versions round differently: pairs across them share a seed, not their first policy."
     parts = [("The pools", pools(groups, study.reference), b"")]
     if check := limits(groups, study.reference):
         parts.append(("Do rollouts limit learning?", check, b""))

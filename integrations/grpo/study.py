@@ -23,7 +23,7 @@ from coba_core.state import read_text
 
 from .config import TrainConfig, parse_yaml
 
-VERSION = 1  # of what a cell measures: another number makes all cells be run again
+VERSION = 2  # of what a cell holds (1 had no machine): another number makes all cells be run again
 FIELDS = {"name", "seeds", "settings", "pools", "batches", "methods", "reference", "ablations"}
 NOT_IDENTITY = ("output", "threads", "tensorboard", "checkpoint_every", "keep_checkpoints", "stop_after", "eval_every")
 
@@ -180,7 +180,7 @@ def _run(cell: StudyCell) -> None:
     result = {
         "identity": cell.identity, "pool_name": cell.pool, "batch": cell.batch, "method": cell.method,
         "seed": cell.seed, "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
-        "config": chosen(cell.config), **measured,
+        "machine": machine(), "config": chosen(cell.config), **measured,
     }  # fmt: skip
     cell.path.parent.mkdir(parents=True, exist_ok=True)
     partial = cell.path.with_name(f".{cell.path.name}.partial")
