@@ -21,8 +21,8 @@ RESUMABLE = ("steps", "stop_after", "threads", "checkpoint_every", "keep_checkpo
 class TrainConfig:
     """All settings of a run. A ValueError names the field that is wrong."""
 
-    # Policy: "embedded", "skills", or the name or path of any causal LM. policy_args: fields of embedded.Warmup or
-    # skills.SkillsWarmup, or keyword arguments of from_pretrained. lora: fields of peft.LoraConfig.
+    # Policy: "embedded", "skills", "package:NAME" (packaged.py), or the name or path of any causal LM. policy_args:
+    # fields of embedded.Warmup or skills.SkillsWarmup, or keyword arguments of from_pretrained. lora: of LoraConfig.
     policy: str = "embedded"
     policy_args: dict[str, Any] = dataclasses.field(default_factory=dict)
     lora: dict[str, Any] | None = None

@@ -117,6 +117,10 @@ def load_policy(config: TrainConfig, *, progress: bool = True, weights: Path | N
         from .skills import skills_policy
 
         source, arguments = skills_policy(arguments, progress=progress), {"attn_implementation": "eager"}
+    elif config.policy.startswith("package:"):
+        from .packaged import packaged_policy
+
+        source = packaged_policy(config.policy.removeprefix("package:"))
     if weights is not None and config.lora is None:
         source = weights
         arguments.pop("gguf_file", None)  # a checkpoint is in the plain layout

@@ -189,8 +189,9 @@ def _run(cell: StudyCell) -> None:
 
 
 def make_policies(cells: list[StudyCell], *, progress: bool) -> None:
-    """Warms up the policies that the cells need, once, before the processes would each do it."""
+    """Makes the policies that the cells need, once, before the processes would each do it."""
     from .embedded import embedded_policy
+    from .packaged import packaged_policy
     from .skills import skills_policy
 
     makers = {"embedded": embedded_policy, "skills": skills_policy}
@@ -198,6 +199,8 @@ def make_policies(cells: list[StudyCell], *, progress: bool) -> None:
     for name, arguments in wanted:
         if name in makers:
             makers[name](json.loads(arguments), progress=progress)
+        elif name.startswith("package:"):
+            packaged_policy(name.removeprefix("package:"))
 
 
 def select(study: Study, labels: list[str]) -> Study:
