@@ -78,6 +78,7 @@ def variance(gradients: torch.Tensor) -> tuple[float, float]:
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--study", type=Path, default=HERE / "main.yaml", help="whose pools to take")
+    parser.add_argument("--pools", nargs="+", metavar="POOL", help="only these; give them an --output of their own")
     parser.add_argument("--output", type=Path, default=HERE / "results" / "gradient-variance")
     parser.add_argument("--prompts", type=int, default=32, help="of each pool [%(default)s]")
     parser.add_argument("--mean", type=int, default=8, help="rollouts a prompt [%(default)s]")
@@ -90,6 +91,9 @@ def main(argv: list[str] | None = None) -> int:
     arguments.output.mkdir(parents=True, exist_ok=True)
     study = load_study(arguments.study, arguments.output)
     configs = {cell.pool: cell.config for cell in reversed(study.cells) if cell.method == study.reference}
+    if unknown := sorted(set(arguments.pools or ()) - set(configs)):
+        parser.error(f"--pools: {unknown[0]!r} is none of {', '.join(sorted(configs))}")
+    configs = {pool: config for pool, config in configs.items() if not arguments.pools or pool in arguments.pools}
     found: dict[str, Any] = {}
     lines = ["| pool | headroom | rule | " + " | ".join(f"{b}: measured ± s.e., predicted" for b in BASELINES) + " |"]
     lines.append("|---" * 5 + "|")

@@ -121,9 +121,24 @@ def name_of(place: Place) -> str:
     return ", ".join(place)
 
 
-def seeds_of(results: Results, methods: Iterable[str]) -> str:
-    numbers = sorted({len(results[m]) for m in methods if m in results})
-    return "–".join(str(n) for n in dict.fromkeys((numbers[0], numbers[-1]))) if numbers else "0"
+def shared(groups: Groups, methods: Iterable[str], needed: Iterable[str] = ()) -> Groups:
+    """Of each place those of ``methods`` that are there, with the seeds that all of them have: what may be compared.
+
+    Places without one of the ``needed`` methods, or without a common seed, are left out.
+    """
+    found: Groups = {}
+    needed = tuple(needed)
+    for place, results in groups.items():
+        present = {m: results[m] for m in methods if m in results}
+        seeds = sorted(set.intersection(*(set(runs) for runs in present.values()))) if present else []
+        if seeds and all(m in present for m in needed):
+            found[place] = {m: {s: runs[s] for s in seeds} for m, runs in present.items()}
+    return found
+
+
+def seeds_of(results: Results) -> str:
+    """Number of seeds of what ``shared`` returned for a place."""
+    return str(len(next(iter(results.values()))))
 
 
 def pairs_table(groups: Groups, pairs: list[tuple[str, str]]) -> tuple[str, str]:
@@ -133,8 +148,7 @@ def pairs_table(groups: Groups, pairs: list[tuple[str, str]]) -> tuple[str, str]
     for place, results in groups.items():
         found = {pair: compare(results, *pair) for pair in pairs}
         if any(value is not None for value in found.values()):
-            methods = {m for pair in pairs for m in pair}
-            lines.append([name_of(place), seeds_of(results, methods), *map(points, found.values())])
+            lines.append([name_of(place), seeds_of(results), *map(points, found.values())])
         for pair, value in found.items():
             if value is not None:
                 verdicts[pair].append(verdict(*value))
@@ -151,6 +165,7 @@ RULE = (
 
 def table_1(groups: Groups) -> Item:
     """Held-out results of even budgets, Knapsack-RL and CoBA-RL."""
+    held = shared(groups, METHODS, needed=["uniform", "coba"])
     paper = rows(
         ["the paper: average of five benchmarks", *METHODS.values()],
         ([model, *(f"{x:.2f}" for x in values)] for model, values in PAPER_MAIN.items()),
@@ -158,11 +173,11 @@ def table_1(groups: Groups) -> Item:
     ours = rows(
         ["ours: held-out pass rate, %", "seeds", *METHODS],
         (
-            [name_of(place), seeds_of(r, METHODS), *(mean_final(r[m]) if m in r else "" for m in METHODS)]
-            for place, r in groups.items()
+            [name_of(place), seeds_of(r), *(mean_final(r[m]) if m in r else "" for m in METHODS)]
+            for place, r in held.items()
         ),
     )
-    pairs, says = pairs_table(groups, [("coba", "uniform"), ("knapsack", "uniform"), ("coba", "knapsack")])
+    pairs, says = pairs_table(held, [("coba", "uniform"), ("knapsack", "uniform"), ("coba", "knapsack")])
     order = "The paper's order is CoBA-RL above Knapsack-RL above GRPO on all four models"
     return Item("Table 1: main results", f"{paper}\n\n{ours}\n\n{RULE}\n\n{pairs}", f"{order}. Ours: {says}.")
 
@@ -170,13 +185,12 @@ def table_1(groups: Groups) -> Item:
 def table_2(groups: Groups) -> Item:
     """CoBA's moving preference against fixed, linear and reversed ones."""
     others = [m for m in PAPER_PREFERENCES if m != "coba"]
-    held = {place: r for place, r in groups.items() if any(m in r for m in others)}
+    held = {place: r for place, r in shared(groups, PAPER_PREFERENCES, needed=["coba"]).items() if len(r) > 1}
     shown = rows(
         ["", "seeds", *PAPER_PREFERENCES],
         [["the paper (`coba`: table 1, Qwen2.5-7B-Instruct)", "", *(f"{x:.2f}" for x in PAPER_PREFERENCES.values())]]
         + [
-            [name_of(place), seeds_of(r, PAPER_PREFERENCES)]
-            + [mean_final(r[m]) if m in r else "" for m in PAPER_PREFERENCES]
+            [name_of(place), seeds_of(r)] + [mean_final(r[m]) if m in r else "" for m in PAPER_PREFERENCES]
             for place, r in held.items()
         ],
     )
@@ -190,13 +204,13 @@ def table_2(groups: Groups) -> Item:
 
 def table_3(groups: Groups) -> Item:
     """kappa = 7, 11, 15, 21."""
-    held = {place: r for place, r in groups.items() if any(m in r for m in PAPER_KAPPA if m != "coba")}
+    varied = {place: r for place, r in groups.items() if any(m in r for m in PAPER_KAPPA if m != "coba")}
+    held = shared(varied, (*PAPER_KAPPA, "uniform"), needed=["coba"])
     shown = rows(
         ["", "seeds", *(f"κ = {k}" for k, _ in PAPER_KAPPA.values()), "uniform"],
         [["the paper", "", *(f"{x:.2f}" for _, x in PAPER_KAPPA.values()), ""]]
         + [
-            [name_of(place), seeds_of(r, PAPER_KAPPA)]
-            + [mean_final(r[m]) if m in r else "" for m in (*PAPER_KAPPA, "uniform")]
+            [name_of(place), seeds_of(r)] + [mean_final(r[m]) if m in r else "" for m in (*PAPER_KAPPA, "uniform")]
             for place, r in held.items()
         ],
     )
@@ -382,23 +396,20 @@ def held_out_curve(runs: Iterable[dict[str, Any]], at: Floats) -> Floats:
 
 def figure_6(groups: Groups) -> Item:
     """Held-out pass rate over training."""
-    held = {place: r for place, r in groups.items() if all(m in r for m in METHODS)}
+    held = shared(groups, METHODS, needed=METHODS)
     figure, axes = panels(len(held))
     at = np.linspace(0, 1, 9)
     lines, ahead = [], []
     for axis, (place, r) in zip(axes, held.items(), strict=True):
-        common = sorted(set.intersection(*(set(r[m]) for m in METHODS)))
-        curves = {m: held_out_curve([r[m][s] for s in common], at) for m in METHODS} if common else {}
+        curves = {m: held_out_curve(r[m].values(), at) for m in METHODS}
         for method, curve in curves.items():
             axis.plot(at, curve, label=method)
         axis.set(xlabel="share of the rollouts", ylabel="held-out pass rate", title=name_of(place))
         axis.grid(alpha=0.3)
         axis.legend(fontsize=7)
-        if not curves:
-            continue
         lead = [int((curves[m][1:] > curves["uniform"][1:]).sum()) for m in ("knapsack", "coba")]
         ahead.append(lead)
-        lines.append([name_of(place), str(len(common)), *(f"{n} of {len(at) - 1}" for n in lead)])
+        lines.append([name_of(place), seeds_of(r), *(f"{n} of {len(at) - 1}" for n in lead)])
         lines[-1] += [points(compare(r, m, "uniform", "area")) for m in ("knapsack", "coba")]
     head = ["pool, batch", "seeds", "evaluations with knapsack above uniform", "with coba above uniform"]
     body = rows([*head, "area: knapsack − uniform, points", "coba − uniform"], lines)
@@ -435,7 +446,7 @@ def transition_order(results: Results, better: str, worse: str, name: str) -> st
 
 def figure_7(groups: Groups) -> Item:
     """Training problems from class to class."""
-    held = {place: r for place, r in groups.items() if all(m in r for m in METHODS)}
+    held = shared(groups, METHODS, needed=METHODS)
     figure, axes = panels(3 * len(held))
     lines = [
         ["the paper", "", name, "solved", *(f"{x:.1f}" for x in PAPER_SOLVED[name])] for name in ("medium", "hard")
@@ -456,7 +467,7 @@ def figure_7(groups: Groups) -> Item:
             for least, end in ((SOLVED, "solved"), (SOLVED - 1, "easy or solved")):
                 shares = [100 * share_solved(table, name, least=least) for table in tables.values()]
                 number = int(tables["uniform"][DIFFICULTY_CLASSES.index(name)].sum())
-                lines.append([name_of(place), f"{seeds_of(r, METHODS)}; {number}", name, end])
+                lines.append([name_of(place), f"{seeds_of(r)}; {number}", name, end])
                 lines[-1] += ["" if np.isnan(x) else f"{x:.1f}" for x in shares]
             verdicts.append(transition_order(r, "coba", "uniform", name))
     head = ["pool, batch", "seeds; problems", "began", "ends", *(f"{m}, %" for m in METHODS)]
@@ -473,7 +484,7 @@ def figure_7(groups: Groups) -> Item:
 def figure_8(groups: Groups) -> Item:
     """Results at half, once and twice the rollouts."""
     methods = ("uniform_half", "uniform", "uniform_double", "coba_half", "coba", "knapsack")
-    held = {place: r for place, r in groups.items() if "uniform_half" in r or "uniform_double" in r}
+    held = shared(groups, methods, needed=["uniform", "uniform_double"])
     present = [m for m in methods if any(m in r for r in held.values())]
     figure, axes = panels(len(held))
     lines = []
@@ -486,11 +497,10 @@ def figure_8(groups: Groups) -> Item:
         axis.set(xlabel="rollouts", ylabel="held-out pass rate at the end, %", title=name_of(place))
         axis.grid(alpha=0.3)
         axis.legend(fontsize=7)
-        lines.append([name_of(place), seeds_of(r, present), *(mean_final(r[m]) if m in r else "" for m in present)])
+        lines.append([name_of(place), seeds_of(r), *(mean_final(r[m]) if m in r else "" for m in present)])
         for method, found in saved.items():
-            common = sorted(set(r.get(method, {})) & set(r.get("uniform_double", {})))
-            if common:
-                less = [r[method][s]["final"] - r["uniform_double"][s]["final"] for s in common]
+            if method in r:
+                less = [run["final"] - r["uniform_double"][s]["final"] for s, run in r[method].items()]
                 found.append("agrees" if min(less) > 0 else "disagrees" if max(less) < 0 else "open")
     theirs = "The paper: CoBA-RL with 2048 rollouts a step 45.52, GRPO with 4096 42.78."
     half = "" if "coba_half" in present else " No cell runs CoBA-RL at half the rollouts; its nearest analogue is:"

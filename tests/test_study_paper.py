@@ -49,6 +49,16 @@ def made(**right: list[int]) -> dict[str, dict[int, dict[str, Any]]]:
     return {method: {seed: cell(r) for seed, r in enumerate(values)} for method, values in right.items()}
 
 
+def test_only_common_seeds_are_compared(paper):
+    results = {"uniform": {0: cell(1), 1: cell(1)}, "coba": {1: cell(3), 2: cell(2)}, "rank": {5: cell(1)}}
+    groups = {("a", "small"): results, ("b", "small"): {"uniform": {0: cell(1)}}}
+    held = paper.shared(groups, ["uniform", "coba"], ["coba"])
+    assert held == {("a", "small"): {"uniform": {1: cell(1)}, "coba": {1: cell(3)}}}
+    assert paper.shared({("a", "small"): results}, ["uniform", "rank"]) == {}
+    item = paper.table_1({("a", "small"): results})
+    assert "| a, small | 1 | 25.00 |  | 75.00 |" in item.body and "agrees in 0 of 1" in item.says
+
+
 def test_an_order_agrees_only_where_its_interval_says_so(paper):
     results = made(uniform=[1, 1, 1], coba=[3, 3, 3], knapsack=[0, 2, 1])
     assert paper.verdict(*paper.compare(results, "coba", "uniform")) == "agrees"
