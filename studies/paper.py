@@ -474,9 +474,9 @@ def figure_7(groups: Groups) -> Item:
     note = "Solved: right in each of the samples (16; SmolLM2: 4), so that one slip keeps a problem out of it."
     body = f"{rows(head, lines)}\n\n{note}"
     says = (
-        "In the paper CoBA-RL takes the largest share of medium and of hard prompts to solved. Ours, CoBA-RL above even "
-        f"budgets in the share that ends easy or solved, medium and hard of each place, with each of at least {FEWEST_SEEDS} seeds: "
-        f"{count(verdicts)}."
+        "In the paper CoBA-RL takes the largest share of medium and of hard prompts to solved. Ours, CoBA-RL above "
+        "even budgets in the share that ends easy or solved, medium and hard of each place, with each of at least "
+        f"{FEWEST_SEEDS} seeds: {count(verdicts)}."
     )
     return Item("Figure 7: from class to class", body, says, png(figure) if held else None)
 
