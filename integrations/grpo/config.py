@@ -26,6 +26,7 @@ class TrainConfig:
     policy: str = "embedded"
     policy_args: dict[str, Any] = dataclasses.field(default_factory=dict)
     lora: dict[str, Any] | None = None
+    quantize: Literal["none", "4bit"] = "none"  # QLoRA: lora on weights in 4 bits, by bitsandbytes
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     autocast: bool = False  # compute in bfloat16, keep the weights in dtype
     gradient_checkpointing: bool = False
@@ -76,9 +77,10 @@ class TrainConfig:
     passes: int = 1  # passes over the rollouts of a step
     micro_batch_tokens: int = 16384  # bounds the memory of a backward pass, whatever the budgets
 
-    # "ddp": rollouts and gradients are shared by the processes that torchrun started (docs/training.md). It draws other
-    # random numbers than "none", the same for any number of processes.
-    parallel: Literal["none", "ddp"] = "none"
+    # "ddp": rollouts and gradients are shared by the processes that torchrun started; "fsdp2" also divides weights,
+    # gradients and the optimiser's state among them (docs/training.md). Both draw other random numbers than "none", the
+    # same for any number of processes.
+    parallel: Literal["none", "ddp", "fsdp2"] = "none"
 
     # From E3 and DAPO. entropy_temperature: keyword arguments of coba_core.temperature.EntropyTemperature.
     entropy_temperature: dict[str, Any] | None = None
@@ -134,6 +136,15 @@ class TrainConfig:
             raise ValueError("rollout_engine_args: 'generate' takes none; set rollout_engine: vllm, or leave them out")
         if self.rollout_engine == "vllm" and self.parallel != "none":
             raise ValueError("rollout_engine: 'vllm' runs in one process only; set parallel: none, or use generate")
+        if self.quantize != "none":
+            if self.lora is None:
+                raise ValueError(f"quantize: {self.quantize!r} trains adapters only; set lora, or leave it at none")
+            if self.parallel == "fsdp2" or self.rollout_engine == "vllm":
+                name = "parallel" if self.parallel == "fsdp2" else "rollout_engine"
+                raise ValueError(
+                    f"quantize: {self.quantize!r} does not go with {name}: {getattr(self, name)}, which takes weights "
+                    "of 16 or 32 bits; set quantize: none, or parallel: ddp and rollout_engine: generate"
+                )
         if not self.output:
             raise ValueError("output: must name a folder")
 

@@ -21,7 +21,7 @@ from .config import TrainConfig
 from .loss import LossSettings, backward, token_weights
 from .methods import make_allocator
 from .model import Policy, load_policy
-from .parallel import join
+from .parallel import divided, join, whole
 from .rollouts import Rollouts, generate
 from .tasks import Problem, PromptStream, Task, make_task
 
@@ -65,7 +65,8 @@ class Trainer:
         self.task: Task = make_task(config.task, config.task_args)
         if not self.processes.first:
             self.processes.wait()  # the first one makes what the others then find in the cache
-        self.policy: Policy = load_policy(config, progress=progress and self.processes.first, weights=weights)
+        progress = progress and self.processes.first
+        self.policy: Policy = load_policy(config, progress=progress, weights=weights, processes=self.processes)
         if self.processes.first:
             self.processes.wait()
         self.prompts = self.policy.encode([p.prompt for p in self.task.train], chat=config.chat)
@@ -93,8 +94,11 @@ class Trainer:
         self.optimizer = torch.optim.AdamW(self.parameters, lr=config.lr, weight_decay=config.weight_decay)
         self.reference: torch.nn.Module | None = None
         if config.kl_coef > 0:  # the policy as it was before the first step, also in a resumed run
-            start = self.policy if weights is None else load_policy(config, progress=progress)
-            self.reference = copy.deepcopy(start.model).eval().requires_grad_(False)
+            if weights is None and not self.processes.sharded:  # a sharded model cannot be copied
+                self.reference = copy.deepcopy(self.policy.model)
+            else:
+                self.reference = load_policy(config, progress=progress, processes=self.processes).model
+            self.reference = self.reference.eval().requires_grad_(False)
         self.done = 0  # steps
         self.rollouts = 0
         self.allocator_seconds = 0.0
@@ -130,8 +134,9 @@ class Trainer:
             "temperature": self.sampling_temperature(), "top_p": config.top_p, "top_k": config.top_k,
         }  # fmt: skip
         asked = [self.prompts[i] for i in indices]
-        if config.parallel == "ddp":
-            rollouts, rewards = self.shared_rollouts(problems, asked, budgets, arguments)
+        if config.parallel != "none":
+            with self.processes.gathered(self.policy.model):
+                rollouts, rewards = self.shared_rollouts(problems, asked, budgets, arguments)
         elif self.engine is not None:
             rollouts = self.engine.generate(asked, budgets, **arguments)
         else:
@@ -278,10 +283,11 @@ class Trainer:
                 self.optimizer.zero_grad(set_to_none=True)
                 parts = backward(
                     self.policy, rollouts, advantages, self.settings, temperature, chosen=part, weights=weights,
-                    reference=self.reference, processes=self.processes if config.parallel == "ddp" else None,
+                    reference=self.reference, processes=None if config.parallel == "none" else self.processes,
                 )  # fmt: skip
                 if parts["rows"]:
-                    norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, config.max_grad_norm))
+                    of_all = torch.nn.utils.clip_grad_norm_(self.parameters, config.max_grad_norm)
+                    norm = float(whole(of_all) if self.processes.sharded else of_all)
                     if math.isfinite(norm):  # else this update is left out: it would destroy the weights
                         self.optimizer.step()
                         metrics["updates"] += 1
@@ -289,15 +295,25 @@ class Trainer:
                 metrics |= {**parts, "rows": metrics["rows"] + parts["rows"]}
         return metrics
 
-    def save(self, folder: Path) -> Path:
-        """A checkpoint from which :meth:`restore` goes on exactly."""
+    def save(self, folder: Path) -> Path | None:
+        """A checkpoint from which :meth:`restore` goes on exactly.
+
+        Every process has to call it; the first one writes the files and returns the folder, the others None.
+        """
+        weights, optimizer = None, self.optimizer.state_dict()
+        if self.processes.sharded:
+            weights, optimizer = self.policy.weights(), whole(optimizer)
         cuda = torch.cuda.get_rng_state(self.policy.device) if self.policy.device.type == "cuda" else None
+        random: dict[str, Any] = {"torch": torch.get_rng_state(), "cuda": cuda}
+        if self.processes.size > 1:  # what dropout draws from is each process's own
+            random["torch_of_all"] = self.processes.rows(random["torch"], self.policy.device)
+            random["cuda_of_all"] = None if cuda is None else self.processes.rows(cuda, self.policy.device)
+        if not self.processes.first:
+            return None
         return checkpoint.save(
-            folder, self.done, keep=self.config.keep_checkpoints, model=self.policy.save,
-            training={
-                "optimizer": self.optimizer.state_dict(), "sampler": self.sampler.get_state(),
-                "torch": torch.get_rng_state(), "cuda": cuda,
-            },
+            folder, self.done, keep=self.config.keep_checkpoints,
+            model=lambda to: self.policy.save(to, weights),
+            training={"optimizer": optimizer, "sampler": self.sampler.get_state(), **random},
             allocator=self.allocator.state_dict(),
             progress={
                 "done": self.done, "rollouts": self.rollouts, "position": self.stream.position,
@@ -309,8 +325,13 @@ class Trainer:
     def restore(self, folder: Path) -> None:
         """All of a checkpoint but the weights, which the constructor took."""
         training, allocator, progress = checkpoint.load(folder, torch.device("cpu"))
-        self.optimizer.load_state_dict(training["optimizer"])
+        optimizer = training["optimizer"]
+        self.optimizer.load_state_dict(divided(optimizer, self.parameters) if self.processes.sharded else optimizer)
         self.sampler.set_state(training["sampler"])
+        of_all = training.get("torch_of_all")
+        for name in ("torch", "cuda"):
+            if of_all is not None and len(of_all) == self.processes.size and training[f"{name}_of_all"] is not None:
+                training[name] = training[f"{name}_of_all"][self.processes.rank].clone()  # torch reads from its start
         torch.set_rng_state(training["torch"])
         if training["cuda"] is not None and self.policy.device.type == "cuda":
             torch.cuda.set_rng_state(training["cuda"], self.policy.device)

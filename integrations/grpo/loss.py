@@ -133,6 +133,8 @@ def backward(
     left out; they still count in the weights. If none is left, no gradient is added and "rows" is 0.
 
     With ``processes``, each takes its share of the rollouts, balanced by tokens; gradients and parts are those of all.
+    A sharded model is put together in every pass, so that all processes make the same number: one with fewer packs
+    goes on with passes of weight 0.
     """
     weights = token_weights(rollouts, settings.weighting) if weights is None else weights
     chosen = torch.arange(len(advantages), device=advantages.device) if chosen is None else chosen
@@ -144,8 +146,12 @@ def backward(
     mine = active
     if processes is not None:
         mine = active[processes.share(rollouts.mask[active].sum(1))]
-    for index in micro_batches(rollouts, mine, settings.micro_batch_tokens):
-        w = weights[index]
+    packs = [(index, 1.0) for index in micro_batches(rollouts, mine, settings.micro_batch_tokens)]
+    sharded = processes is not None and processes.sharded
+    if processes is not None and sharded:
+        packs += [(active[:1], 0.0)] * (processes.largest(len(packs), active.device) - len(packs))
+    for index, share in packs:
+        w = weights[index] * share
         new, spread = completion_logprobs(policy, rollouts, index, temperature, entropy=settings.entropy_coef > 0)
         log_ratio = (new - rollouts.logprobs[index]).where(rollouts.completion_mask[index], 0.0)
         ratio, a = log_ratio.exp(), advantages[index, None]
@@ -161,12 +167,14 @@ def backward(
             loss = loss + settings.kl_coef * kl
         entropy = (w * spread).sum()
         loss = loss - settings.entropy_coef * entropy
-        loss.backward()  # type: ignore[no-untyped-call]
+        # fully_shard takes the mean of the processes' gradients where the sum is meant
+        (loss * processes.size if processes is not None and sharded else loss).backward()  # type: ignore[no-untyped-call]
         with torch.no_grad():
             outside = ((ratio * a) > (clipped * a)).float()
             sums += torch.stack([loss, kl, entropy, (w * outside).sum(), (w * log_ratio.abs()).sum()])
     if processes is not None and len(active):
         processes.sum(sums)
-        processes.sum_gradients([p for p in policy.model.parameters() if p.requires_grad])
+        if not sharded:
+            processes.sum_gradients([p for p in policy.model.parameters() if p.requires_grad])
     names = ("loss", "kl", "entropy_bonus", "clip_fraction", "log_ratio")
     return {**dict(zip(names, sums.tolist(), strict=True)), "rows": float(len(active))}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import inspect
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 import transformers
 
 from .config import TrainConfig
+from .parallel import Processes, shard, whole
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -97,15 +99,39 @@ class Policy:
         options = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}  # what was sampled, unchanged
         return list(self.tokenizer.batch_decode(completions, **options))
 
-    def save(self, folder: Path) -> None:
+    def weights(self) -> dict[str, torch.Tensor]:
+        """The weights by name; those of a sharded model put together, for which every process has to ask."""
+        return whole(self.model.state_dict(keep_vars=True))  # type: ignore[no-any-return]
+
+    def save(self, folder: Path, weights: dict[str, torch.Tensor] | None = None) -> None:
         """Weights as safetensors (a LoRA policy: its adapter) and the tokenizer."""
         with without_bars():
-            self.model.save_pretrained(folder)  # type: ignore[operator]
+            self.model.save_pretrained(folder, state_dict=weights)  # type: ignore[operator]
             self.tokenizer.save_pretrained(folder)
 
 
-def load_policy(config: TrainConfig, *, progress: bool = True, weights: Path | None = None) -> Policy:
-    """The policy that the configuration names; with the weights of a checkpoint, if its folder is given."""
+def four_bit(config: TrainConfig, device: torch.device) -> dict[str, Any]:
+    """Arguments of from_pretrained for weights in 4 bits as in QLoRA (arXiv 2305.14314): NF4, double quantisation."""
+    for package in ("bitsandbytes", "accelerate"):
+        if importlib.util.find_spec(package) is None:
+            raise ValueError(
+                "quantize: '4bit' needs bitsandbytes and accelerate: pip install 'coba-core[qlora]', or set quantize: "
+                f"none; {package} is not installed"
+            )
+    computes = torch.bfloat16 if config.autocast else DTYPES[config.dtype]
+    settings = transformers.BitsAndBytesConfig(
+        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=computes
+    )
+    return {"quantization_config": settings, "device_map": {"": device}}
+
+
+def load_policy(
+    config: TrainConfig, *, progress: bool = True, weights: Path | None = None, processes: Processes | None = None
+) -> Policy:
+    """The policy that the configuration names; with the weights of a checkpoint, if its folder is given.
+
+    Divided among ``processes`` where they say so.
+    """
     device = pick_device(config.device)
     arguments = dict(config.policy_args)
     source: str | Path = config.policy
@@ -125,14 +151,31 @@ def load_policy(config: TrainConfig, *, progress: bool = True, weights: Path | N
         source = weights
         arguments.pop("gguf_file", None)  # a checkpoint is in the plain layout
     shared = {k: arguments[k] for k in ("gguf_file", "revision", "trust_remote_code") if k in arguments}
+    if config.quantize == "4bit":
+        arguments |= four_bit(config, device)
     with without_bars():
         tokenizer = transformers.AutoTokenizer.from_pretrained(source, padding_side="left", **shared)
-        model: Any = transformers.AutoModelForCausalLM.from_pretrained(source, dtype=DTYPES[config.dtype], **arguments)
+        try:
+            model: Any = transformers.AutoModelForCausalLM.from_pretrained(
+                source, dtype=DTYPES[config.dtype], **arguments
+            )
+        except (ImportError, RuntimeError) as error:
+            if config.quantize == "none":
+                raise
+            raise ValueError(
+                f"quantize: {config.quantize!r} does not run on {device} with this bitsandbytes ({error}); install "
+                "one that supports the device, or set quantize: none"
+            ) from error
     if tokenizer.eos_token_id is None:
         raise ValueError(f"policy: the tokenizer of {config.policy!r} has no end-of-sequence token")
     if config.lora is not None:
         import peft
 
+        if config.quantize != "none":
+            model = peft.prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
+            for module in model.modules():  # its fast path on CPUs, once taken in sampling, would lose the gradient
+                if hasattr(module, "support_avx512bf16_for_cpu"):
+                    module.support_avx512bf16_for_cpu = False
         if weights is not None:
             model = peft.PeftModel.from_pretrained(model, str(weights), is_trainable=True)
         else:
@@ -143,4 +186,8 @@ def load_policy(config: TrainConfig, *, progress: bool = True, weights: Path | N
         model.gradient_checkpointing_enable()
         if config.lora is not None:
             model.enable_input_require_grads()
-    return Policy(model.to(device), tokenizer, config)
+    if processes is not None and processes.sharded:
+        model = shard(model, device)
+    elif config.quantize == "none":  # else it is there
+        model = model.to(device)
+    return Policy(model, tokenizer, config)

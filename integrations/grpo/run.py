@@ -86,10 +86,13 @@ def _rounded(value: float) -> float | int | None:
 
 
 class Interruption:
-    """Turns the first Ctrl-C (or SIGTERM) into a wish to stop after the step; the second one stops at once."""
+    """Turns the first Ctrl-C (or SIGTERM) into a wish to stop after the step; the second one stops at once.
 
-    def __init__(self) -> None:
-        self.asked = False
+    ``shown``: whether to say so.
+    """
+
+    def __init__(self, *, shown: bool = True) -> None:
+        self.asked, self.shown = False, shown
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Interruption:
@@ -102,7 +105,8 @@ class Interruption:
         if self.asked:
             raise KeyboardInterrupt
         self.asked = True
-        print("\nstopping after this step, then saving (again: stop at once, without saving)", file=sys.stderr)
+        if self.shown:
+            print("\nstopping after this step, then saving (again: stop at once, without saving)", file=sys.stderr)
 
     def __exit__(self, *exception: object) -> None:
         for number, handler in self._before.items():
@@ -141,11 +145,15 @@ def train(
     Returns the summary that also lands in summary.json: steps, rollouts, seconds in all and in the allocator, whether
     the run is complete, and the last evaluation. Ctrl-C finishes the step, saves, and prints how to go on.
 
-    Of several processes (``parallel: ddp``), the first evaluates and writes all files; a signal to any stops all.
+    Of several processes (``parallel``), the first evaluates and writes all files; a signal to any stops all, and so
+    does a failure of any: the others raise a ConnectionError with its message.
     """
     processes, _ = join(config)
     try:
         return _train(config, processes, resume, overwrite, progress)
+    except Exception as error:
+        reported = processes.reported(error)
+        raise reported from None if reported is error else error
     finally:
         processes.leave()
 
@@ -178,21 +186,25 @@ def _train(
     bar = tqdm(total=trainer.total_rollouts, initial=trainer.rollouts, unit="rollout", disable=not progress)
     begun = time.perf_counter()
     scores: dict[str, float] = {}
+    measured = False  # the same on all processes, as scores are not
 
     def measure() -> dict[str, float]:
-        if files is None or not trainer.task.heldout:
-            return {}
-        evaluation = evaluate(trainer.policy, trainer.task, config)
+        nonlocal measured
+        measured = True
+        with processes.gathered(trainer.policy.model):
+            if files is None or not trainer.task.heldout:
+                return {}
+            evaluation = evaluate(trainer.policy, trainer.task, config)
         files.evaluation(trainer.done, evaluation)
         return evaluation.metrics()
 
     def save() -> Path | None:
-        path = trainer.save(folder / "checkpoints") if processes.first else None
+        path = trainer.save(folder / "checkpoints")
         processes.wait()
         return path
 
     try:
-        with Interruption() as interruption:
+        with Interruption(shown=processes.first) as interruption:
             if trainer.done == 0 and (scores := measure()) and files is not None:
                 files.log({"step": 0, "rollouts": 0, **scores})
             while not trainer.finished and not processes.any(interruption.asked, trainer.policy.device):
@@ -208,7 +220,7 @@ def _train(
                 bar.set_postfix_str(_postfix(metrics, scores))
                 if config.checkpoint_every and trainer.done % config.checkpoint_every == 0 and not trainer.finished:
                     save()
-            if trainer.finished and not scores:  # a finished run taken up again
+            if trainer.finished and not measured:  # a finished run taken up again
                 scores = measure()
             saved_to = save()
     finally:

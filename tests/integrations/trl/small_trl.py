@@ -121,6 +121,10 @@ def main() -> None:
     Path(f"{output}.{rank}").write_text(json.dumps(found))
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
+        # At once: DDP's reducer frees a gloo group with the GIL held, which may then wait for ever for a thread that
+        # waits for the GIL (seen with torch 2.13).
+        sys.stdout.flush()
+        os._exit(0)
 
 
 if __name__ == "__main__":
