@@ -1,6 +1,8 @@
 """Tokens a second of the reference loop's two rollout engines, on one untrained model and the same unequal budgets.
 
-    python benches/rollout_engines.py [--prompts 16] [--mean 8] [--prompt-tokens 128] [--new-tokens 64] [--rounds 5]
+    python benches/rollout_engines.py [--prompts 8] [--mean 8] [--prompt-tokens 64] [--new-tokens 32] [--rounds 5]
+
+The model has 5.2 M parameters: on two cores the whole takes a minute or two, most of it the import of vLLM.
 
 Both sample at temperature 1, so lengths are alike. vLLM's time includes the policy's pass for log-probs and entropy;
 the time to hand over weights is printed beside it. Needs vLLM. The first round of each is left out.
@@ -15,6 +17,8 @@ import tempfile
 import time
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # threads that wait for each other take minutes where cores are shared
+os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 
 import torch
 import transformers
@@ -27,13 +31,13 @@ from coba_core.integrations.vllm import VLLMRollouts
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    for name, default in (("prompts", 16), ("mean", 8), ("prompt-tokens", 128), ("new-tokens", 64), ("rounds", 5)):
+    for name, default in (("prompts", 8), ("mean", 8), ("prompt-tokens", 64), ("new-tokens", 32), ("rounds", 5)):
         parser.add_argument(f"--{name}", type=int, default=default)
     arguments = parser.parse_args()
     torch.manual_seed(0)
     length = arguments.prompt_tokens + arguments.new_tokens
     config = transformers.Qwen2Config(
-        vocab_size=8192, hidden_size=512, intermediate_size=1536, num_hidden_layers=8, num_attention_heads=8,
+        vocab_size=8192, hidden_size=256, intermediate_size=768, num_hidden_layers=4, num_attention_heads=8,
         num_key_value_heads=2, max_position_embeddings=length, tie_word_embeddings=True, eos_token_id=1, pad_token_id=0,
         bos_token_id=None,
     )  # fmt: skip
@@ -58,6 +62,7 @@ def main() -> None:
             else:
                 rollouts = generate(policy, prompts, budgets, generator=generator, **options)
             found.append(int(rollouts.lengths.sum()) / (time.perf_counter() - start))
+            print(f"round {len(found) - 1}: {name} {found[-1]:.0f} tokens/s", flush=True)
         start = time.perf_counter()
         engine.synchronise()
         handing_over.append(time.perf_counter() - start)
