@@ -65,7 +65,7 @@ def test_cells_are_what_the_file_says(study, tmp_path):
 
 def test_the_committed_studies_are_sound(tmp_path):
     main_cells = load_study(STUDIES / "main.yaml", tmp_path).cells
-    assert len(main_cells) == 25 * 3 * 2 * 8 + 25 * 5
+    assert len(main_cells) == 27 * 3 * 2 * 8 + 26 * 5
     assert {(c.pool, c.batch) for c in main_cells} == {
         (pool, batch) for pool in ("even", "extremes", "skills") for batch in ("small", "large")
     }
