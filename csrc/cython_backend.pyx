@@ -1,7 +1,11 @@
 # distutils: language = c
+# cython: freethreading_compatible = True
 """The compiled kernels: numpy_backend.py's functions, for the best instruction set of this processor.
 
 ``COBA_CORE_CPU=baseline|avx2|avx512`` forces one; `target` says which one runs.
+
+Calls share nothing that they write to, and run without the GIL: any number of threads may call at once, as long as
+none of them calls `use`.
 """
 
 import os
@@ -72,7 +76,7 @@ cdef class _Gains:
         if step[0] and view.shape[0] != self.c.prompts:
             raise ValueError(f"a parameter has {view.shape[0]} numbers for {self.c.prompts} prompts")
         self.keep = (self.keep, array)
-        return &view[0]
+        return &view[0] if view.shape[0] else NULL
 
 
 cdef _Gains _gains(const double[::1] p, object source):
@@ -95,6 +99,16 @@ cdef _Gains _gains(const double[::1] p, object source):
         g.c.table = &table[0, 0] if p.shape[0] and table.shape[1] else NULL
         g.c.width = table.shape[1]
     return g
+
+
+cdef int _check(_Gains g, int64_t low, int64_t high, int64_t total) except -1:
+    """What a solver relies on to stay inside its arrays; `allocate` has said it better before."""
+    cdef int64_t prompts = g.c.prompts
+    if not (0 <= low <= high < 2147483647 and prompts < 2147483647 and prompts * low <= total <= prompts * high):
+        raise ValueError(f"total is {total}: not one of {prompts} prompts with budgets in [{low}, {high}]")
+    if g.c.saturation == TABLE and g.c.width < high:
+        raise ValueError(f"the table has {g.c.width} columns for budgets up to {high}")
+    return 0
 
 
 cdef object _done(int code, object result):
@@ -138,6 +152,8 @@ def gains(const double[::1] p, object form, const int64_t[::1] budgets):
 def log_gain_table(const double[::1] p, object form, int64_t low, int64_t high):
     """Log gains at budgets low .. high-1, [M, high-low]."""
     cdef _Gains g = _gains(p, form)
+    if high < low:
+        raise ValueError(f"low is {low}, above high, which is {high}")
     result = np.empty((p.shape[0], high - low))
     cdef double[:, ::1] out = result
     cdef int code = 0
@@ -150,6 +166,7 @@ def log_gain_table(const double[::1] p, object form, int64_t low, int64_t high):
 def heap(const double[::1] p, object source, int64_t low, int64_t high, int64_t total):
     """2602.03048 Algorithm 1 on log gains, [M]."""
     cdef _Gains g = _gains(p, source)
+    _check(g, low, high, total)
     result = empty(p.shape[0], integers)
     cdef int64_t[::1] budgets = result
     cdef int code = 0
@@ -162,6 +179,9 @@ def heap(const double[::1] p, object source, int64_t low, int64_t high, int64_t 
 def threshold(const double[::1] p, object source, int64_t low, int64_t high, int64_t total, int threads=1):
     """Every unit above the cut, then ties in the canonical order, [M]."""
     cdef _Gains g = _gains(p, source)
+    _check(g, low, high, total)
+    if threads < 1:
+        raise ValueError(f"threads is {threads}, not at least 1")
     result = empty(p.shape[0], integers)
     cdef int64_t[::1] budgets = result
     cdef int code = 0

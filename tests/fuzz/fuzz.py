@@ -52,8 +52,8 @@ def main() -> int:
         options = ["--one", name, "--seconds", str(arguments.seconds), "--corpus", str(arguments.corpus)]
         done = subprocess.run([sys.executable, __file__, *options], capture_output=True, text=True, cwd=ROOT)
         lines = done.stderr.splitlines()
-        tried = next((line for line in reversed(lines) if line.startswith(("Done", "#"))), "")
-        print(f"{name}: {'ok' if not done.returncode else 'FAULT'}; {tried}", flush=True)
+        reached = next((line for line in reversed(lines) if line.startswith("#")), "")  # executions, coverage, features
+        print(f"{name}: {'ok' if not done.returncode else 'FAULT'}; {reached}", flush=True)
         if done.returncode:
             failed += 1
             print(done.stdout, "\n".join(lines[-40:]), sep="\n")
