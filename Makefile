@@ -11,7 +11,7 @@ PYTEST := $(BIN)/python -m pytest
 BASE ?= HEAD~1
 
 .PHONY: help demo test bench bench-quick bench-compare bench-gpu study-e3 study-quick study study-smollm2 study-paper crash lint types \
-	doctest docs pytest triton trl verl vllm wheel clean
+	doctest docs pytest triton trl verl vllm wheel coverage mutation sanitize leaks fuzz versions audit clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -25,6 +25,13 @@ help:
 	@echo "make study-smollm2: six methods on a pretrained language model of 135 M parameters (an hour and a half)"
 	@echo "make study-paper: CoBA-RL's tables and figures from the cells of these two that are there"
 	@echo "make crash: kills a run at 50 moments and resumes it"
+	@echo "make coverage: the lines and branches of coba_core that its tests reach"
+	@echo "make mutation: small faults put into the core, and whether the tests notice (an hour)"
+	@echo "make sanitize: the compiled kernels under AddressSanitizer, UndefinedBehaviorSanitizer and valgrind"
+	@echo "make leaks: memory over a million calls of every kernel (a quarter of an hour)"
+	@echo "make fuzz: 100,000 random instances on every solver and backend, and coverage-guided fuzzing (half an hour)"
+	@echo "make versions: the wheel and its tests on every Python found here, with the lowest and the newest NumPy"
+	@echo "make audit: known vulnerabilities of what the environment holds"
 	@echo "make docs: the documentation as a site in build/docs"
 	@echo "make clean: removes builds and caches, and the virtual environment"
 

@@ -1,4 +1,4 @@
-"""Memory after many calls: ``python tests/leaks.py --calls 1000000``, or tests/test_leaks.py with 20,000.
+"""Memory after many calls: ``python tests/leaks.py --calls 1000000``, or tests/test_leaks.py with a few thousand.
 
 Every public kernel of every backend and the public calls, those that raise too, in turn. After a warm-up in which caches
 fill, the process may not grow: neither by what malloc holds for it (glibc's mallinfo2), nor by Python's blocks, nor, but
@@ -104,7 +104,7 @@ def kernel_calls(module: Any, compiled: bool) -> list[Callable[[], Any]]:
 def public_calls() -> list[Callable[[], Any]]:
     """What a trainer calls, and what it is refused."""
     rates, ids = [0.0, 0.1, 0.5, 0.9, 1.0, 0.3, 0.7, 0.2], list("abcdefgh")
-    allocator = coba_core.CapabilityAllocator()
+    allocator = coba_core.CapabilityAllocator(high=12)
     rows = coba_core.repeat_index(np.full(8, 6))
     rewards = np.resize([1.0, 0.0, 0.0], 48)
     return [

@@ -13,13 +13,14 @@ GROUPS = leaks.everything(["cython", "numba", "numpy"])
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 @pytest.mark.parametrize("group", GROUPS)
-def test_20_000_calls_keep_nothing(group: str) -> None:
-    count = 2_000 if group == "numpy" else 6_000
-    before, after = leaks.grown(GROUPS[group], count, 500)
-    per_kind = count // len(GROUPS[group])  # how often each was called: one block kept each time would be this many
-    assert after.blocks - before.blocks < per_kind // 2
-    assert after.malloc - before.malloc < 16 * per_kind
-    assert after.resident - before.resident < 2 << 20
+def test_calls_keep_nothing(group: str) -> None:
+    count = 2_000
+    per_kind = count // len(GROUPS[group])  # how often each is called: one block kept each time would be this many
+    # What is kept once, by a cache, grows some round; a leak grows every one.
+    rounds = [leaks.grown(GROUPS[group], count, 0 if i else 500) for i in range(3)]
+    assert min(after.blocks - before.blocks for before, after in rounds) < per_kind // 2
+    assert min(after.malloc - before.malloc for before, after in rounds) < 16 * per_kind
+    assert min(after.resident - before.resident for before, after in rounds) < 1 << 20
 
 
 def test_a_leak_is_seen() -> None:
