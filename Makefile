@@ -138,9 +138,41 @@ study-smollm2: $(VENV)/ready
 study-paper: $(VENV)/ready
 	$(BIN)/python studies/paper.py --all
 
+# Lines and branches of coba_core but coba_core.integrations, Triton's kernels in their interpreter included.
+coverage: $(VENV)/ready
+	$(PIP) install -q --disable-pip-version-check 'coverage>=7.10'
+	rm -rf build/coverage && mkdir -p build/coverage
+	$(BIN)/python -m coverage run -m pytest -q --ignore=tests/integrations --ignore-glob='tests/kernels/test_triton*' \
+		--ignore-glob='tests/test_study*' --ignore=tests/test_leaks.py
+	TRITON_INTERPRET=1 $(BIN)/python -m coverage run -m pytest -q tests/kernels/test_triton.py tests/integrations/grpo/test_device.py
+	$(BIN)/python -m coverage combine -q
+	$(BIN)/python -m coverage report -m --skip-covered --fail-under=95
+
+mutation: $(VENV)/ready
+	$(PIP) install -q --disable-pip-version-check cosmic-ray
+	$(BIN)/python studies/mutation.py --minutes 60
+
+sanitize: $(VENV)/ready
+	PYTHON=$(abspath $(BIN)/python) bash tests/sanitize/run.sh
+
+leaks: $(VENV)/ready
+	$(BIN)/python tests/leaks.py
+
+fuzz: $(VENV)/ready
+	$(PIP) install -q --disable-pip-version-check atheris
+	HYPOTHESIS_PROFILE=fuzz $(PYTEST) -q tests/kernels/test_solvers.py -k adversarial
+	$(BIN)/python tests/fuzz/fuzz.py --seconds 60
+
+versions:
+	$(PYTHON) tests/versions.py
+
+audit: $(VENV)/ready
+	$(PIP) install -q --disable-pip-version-check pip-audit
+	$(BIN)/python -m pip_audit --skip-editable --progress-spinner off
+
 crash: $(VENV)/ready
 	$(BIN)/python studies/crash.py --moments 50
 
 clean:
-	rm -rf $(VENV) $(VENV)-trainers $(VENV)-vllm build dist out .pytest_cache .mypy_cache .ruff_cache .benchmarks *.egg-info csrc/cython_backend.c
+	rm -rf $(VENV) $(VENV)-trainers $(VENV)-vllm build dist out .coverage .pytest_cache .mypy_cache .ruff_cache .benchmarks *.egg-info csrc/cython_backend.c
 	find . -name __pycache__ -prune -exec rm -rf {} + ; rm -f coba_core/kernels/*.so

@@ -390,9 +390,11 @@ def _share_by_weight(budgets: Ints, group: Ints, weights: Floats, spare: int, hi
         if not len(group):
             return
         exact = spare * weights / weights.sum()
-        given = np.minimum(exact.astype(np.int64), room)
-        if not given.any():
-            order = np.lexsort((group, budgets[group], -exact))
-            given[order[:spare]] = 1
+        whole = exact.astype(np.int64)
+        given = np.minimum(whole, room)
+        if (given == whole).all():  # else some were cut at high, and the next round shares what they left
+            order = np.lexsort((group, budgets[group], whole - exact))
+            order = order[given[order] < room[order]]
+            given[order[: spare - int(given.sum())]] += 1
         budgets[group] += given
         spare -= int(given.sum())

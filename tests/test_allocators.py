@@ -40,7 +40,7 @@ from coba_core import (
     allocate,
     repeat_index,
 )
-from coba_core.allocators import DIFFICULTY_CLASSES, difficulty_class, even_budgets
+from coba_core.allocators import DIFFICULTY_CLASSES, _share_by_weight, difficulty_class, even_budgets
 
 pytestmark = pytest.mark.filterwarnings("ignore::coba_core.BudgetWarning")
 
@@ -253,6 +253,7 @@ def test_warning_when_one_prompt_may_take_a_fifth() -> None:
 def test_even_budgets() -> None:
     assert even_budgets(4, 10).tolist() == [3, 3, 2, 2]
     assert even_budgets(0, 0).tolist() == []
+    assert even_budgets(1, 7).tolist() == [7]
     assert even_budgets(3, 9).tolist() == [3, 3, 3]
 
 
@@ -352,6 +353,32 @@ def test_released_gives_equal_prompts_equal_budgets() -> None:
     budgets = allocator.allocate(ids, 101)
     for same in ([0, 2, 4], [1, 3], [5, 6]):
         assert np.ptp(budgets[same]) <= 1
+
+
+def test_released_is_without_noise_unless_asked() -> None:
+    budgets = []
+    for seed in (0, 1):
+        allocator = CapabilityAllocator.released(high=64, seed=seed)
+        budgets.append(allocator.allocate(learn(allocator, [0.1, 0.3, 0.6, 0.8], 10), 101).tolist())
+    assert budgets[0] == budgets[1]
+
+
+def test_what_is_left_goes_by_the_largest_remainders() -> None:
+    """Weights 1, 3, 2 of 2 rollouts are 1/3, 1 and 2/3: one whole, and the other to 2/3."""
+    budgets = np.full(3, 2, dtype=np.int64)
+    _share_by_weight(budgets, np.arange(3), np.array([1.0, 3.0, 2.0]), 2, 10)
+    assert budgets.tolist() == [2, 3, 3]
+    budgets = np.full(4, 2, dtype=np.int64)
+    _share_by_weight(budgets, np.arange(4), np.array([0.3, 0.2, 0.4, 0.1]), 1, 10)  # nobody's share is whole
+    assert budgets.tolist() == [2, 2, 3, 2]
+
+
+@pytest.mark.parametrize("rate, learnable", [(0.05, True), (0.99, True), (0.04, False), (1.0, False)])
+def test_released_learnable_bounds(rate: float, learnable: bool) -> None:
+    allocator = CapabilityAllocator.released(high=1000)
+    ids = learn(allocator, [rate] + [0.0] * 9, 100)
+    first = int(allocator.allocate(ids, 1020)[0]) - 2
+    assert (first == 600) == learnable
 
 
 def test_released_without_learnable_prompts() -> None:

@@ -257,6 +257,10 @@ def test_custom_value() -> None:
     assert value.log_gain_table(p, 1, 4).shape == (3, 3)
     factors = np.array([2.0, 3.0, 1.0])
     assert value.reweighted(factors).gains(p, b).tolist() == (value.gains(p, b) * factors).tolist()
+    twice = value.reweighted(factors).reweighted(factors)
+    assert twice.gains(p, b).tolist() == pytest.approx((value.gains(p, b) * factors**2).tolist(), rel=1e-14)
+    assert value.table(np.array(p), 2, 2).shape == (3, 0)
+    assert CustomValue(gain, low=0).concave_from == 0
     with pytest.raises(ValueError, match=r"^low is 0, below 1, from where the gains of this value fall"):
         allocate(p, 12, low=0, value=value)
     with pytest.raises(ValueError, match=r"^low is -1, not at least 0"):
@@ -316,6 +320,7 @@ def test_rates_and_budgets_refused(method: str) -> None:
         ([0.5, 0.5], [2], "budgets has shape (1,)"),
         ([0.5, 0.5], [2.5, 2.0], "budgets has shape (2,) and dtype float64, not 2 integers"),
         ([0.5, 0.5], [2, -1], "budgets[1] is -1, which must not be negative"),
+        ([0.5, 0.5], [0, -1], "budgets[1] is -1, which must not be negative"),
     ):
         with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
             value(rates, budgets)
