@@ -1,8 +1,8 @@
 """Memory after many calls: ``python tests/leaks.py --calls 1000000``, or tests/test_leaks.py with a few thousand.
 
-Every public kernel of every backend and the public calls, those that raise too, in turn. After a warm-up in which caches
-fill, the process may not grow: neither by what malloc holds for it (glibc's mallinfo2), nor by Python's blocks, nor, but
-for the pages that the allocator keeps, by its resident set.
+Every public kernel of every backend and the public calls, those that raise too, in turn. After a warm-up in which
+caches fill, the process may not grow: neither by what malloc holds for it (glibc's mallinfo2), nor by Python's blocks,
+nor, but for the pages that the allocator keeps, by its resident set.
 """
 
 from __future__ import annotations

@@ -27,6 +27,16 @@ def test_nothing_heavy_is_imported() -> None:
         assert output(code) == "[]"
 
 
+def test_an_import_opens_no_connection() -> None:
+    code = (
+        "import sys; seen = []\n"
+        "sys.addaudithook(lambda event, _: seen.append(event) if event.startswith(('socket.', 'urllib.')) else None)\n"
+        "import coba_core, coba_core.cli; coba_core.allocate([.1, .5], 8); print(seen)\n"
+        "import socket; socket.socket().close(); assert seen"  # it would have been seen
+    )
+    assert output(code) == "[]"
+
+
 def test_every_public_name_is_there_and_documented() -> None:
     assert set(coba_core.__all__) <= set(dir(coba_core))
     for name in coba_core.__all__:

@@ -1,8 +1,8 @@
 """Calls every compiled kernel at every size that has a path of its own, on each instruction set that runs here.
 
-``make sanitize`` runs it with a checked build and in valgrind; a fault shows in their output, not here. Arrays end where
-the memory block does, so that one element too far is seen. Answers are not looked at, save that every call returns, or
-refuses with a ValueError: tests/kernels compares them.
+``make sanitize`` runs it with a checked build and in valgrind; a fault shows in their output, not here. Arrays end
+where the memory block does, so that one element too far is seen. Answers are not looked at, save that every call
+returns, or refuses with a ValueError: tests/kernels compares them.
 """
 
 from __future__ import annotations
