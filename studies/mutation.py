@@ -111,6 +111,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=30, help="begin no mutant after so many [%(default)s]")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--again", type=Path, metavar="REPORT", help="only the survivors of an earlier report")
     parser.add_argument("--timeout", type=float, default=180, help="seconds for the tests of a module [%(default)s]")
     parser.add_argument("--output", type=Path, default=ROOT / "studies" / "results" / "mutation")
     arguments = parser.parse_args()
@@ -126,6 +127,9 @@ def main() -> None:
             sys.exit(f"{', '.join(TESTS[module])}: does not pass on the code as it is")
     every = [mutant for module, source in sources.items() for mutant in mutants(module, source)]
     random.Random(arguments.seed).shuffle(every)
+    if arguments.again:
+        survived = json.loads(arguments.again.read_text(encoding="utf-8"))["survivors"]
+        every = [Mutant(found["module"], found["operator"], found["occurrence"]) for found in survived]
     counts: dict[str, collections.Counter[str]] = {module: collections.Counter() for module in TESTS}
     survivors = []
     end = time.monotonic() + 60 * arguments.minutes
